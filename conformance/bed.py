@@ -86,7 +86,8 @@ def agent_settings(cluster: Cluster, runtime: BedRuntime, folder: Path) -> dict[
         },
         "authorization": {"mode": "Webhook"},
         "clusterDomain": "cluster.local",
-        "nodeLeaseDurationSeconds": 40,
+        # Renewed four times in it: an agent that is renewing must not count as silent.
+        "nodeLeaseDurationSeconds": int(cluster.node_silence),
         "volumePluginDir": str(folder / "volume-plugins"),
         "imageGCHighThresholdPercent": 100,
         # A Go kubelet may not raise its limit without CAP_SYS_RESOURCE, and does not start then.

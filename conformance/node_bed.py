@@ -19,10 +19,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from conformance.report import GO
 from tests.bed.cgroups import CgroupTree, cgroup_mounts
 from tests.bed.cluster import go_programs
 from tests.bed.parts import REPO
@@ -31,7 +33,6 @@ from pykubelet.standalone.cleanup import unmount_below
 
 STAND_INS = Path(__file__).resolve().with_name("stand_ins")
 NODE = "node-suite"
-OURS, GO = "pykubelet", "go"
 NAMESPACES = ("--net", "--mount", "--uts", "--pid", "--ipc", "--cgroup")
 MEMORY = 6 * 2**30
 LIMITS = {
@@ -147,6 +148,27 @@ def base_configuration() -> dict[str, object]:
     }
 
 
+def ginkgo_command(
+    ginkgo: str | Path, suite: str | Path, *, home: str | Path, endpoint: str, node: str
+) -> tuple[list[str], list[str]]:
+    """How ginkgo is started, and the suite in it; the options of a part come after each of them."""
+    before = [str(ginkgo), "run", "--no-color", "-v", f"--output-dir={home}", "--json-report=ginkgo.json"]
+    after = [
+        str(suite),
+        "--",
+        f"--k8s-bin-dir={home}/bin",
+        f"--kubelet-config-file={home}/kubelet.json",
+        f"--container-runtime-endpoint={endpoint}",
+        "--container-runtime-process-name=containerd",
+        "--container-runtime-pid-file=",  # it is looked for by its name: the bed's file tells more than a number
+        "--prepull-images=false",
+        f"--node-name={node}",
+        f"--report-dir={home}/report",
+        "--dump-logs-on-failure=false",
+    ]
+    return before, after
+
+
 def private_folder() -> Path:
     """Not below /tmp, because the bed has one of its own; open to the users of pods in user namespaces, whose root file
     systems and volumes are below it."""
@@ -197,22 +219,35 @@ def limit(group: str) -> None:
 
 def wait_politely(process: subprocess.Popen[bytes]) -> int:
     """Until it ended; a signal to us is handed on once, then it has ASK_AGAIN seconds."""
-    stop = {"at": 0.0}
-
-    def hand_on(_number: int, _frame: object) -> None:
-        stop["at"] = stop["at"] or time.monotonic()
-
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
     told = False
-    try:
+    with stoppable() as stop:
         while (status := process.poll()) is None:
-            if stop["at"] and not told:
+            if stop.at and not told:
                 told = True
                 ask_to_stop(process.pid)
-            if stop["at"] and time.monotonic() - stop["at"] > ASK_AGAIN:
+            if stop.at and time.monotonic() - stop.at > ASK_AGAIN:
                 process.kill()
             time.sleep(0.2)
         return status
+
+
+@dataclass(slots=True)
+class Stop:
+    at: float = 0.0
+    """When the first signal came; 0 before."""
+
+
+@contextmanager
+def stoppable() -> Iterator[Stop]:
+    """Note SIGINT and SIGTERM instead of ending by them."""
+    stop = Stop()
+
+    def note(_number: int, _frame: object) -> None:
+        stop.at = stop.at or time.monotonic()
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from conformance import node_images
 from conformance.images import Named
-from conformance.node_bed import GO, base_configuration
+from conformance.node_bed import base_configuration, ginkgo_command, stoppable
+from conformance.report import GO
 from hosts.image import PAYLOAD, VENV
 from hosts.machine import Disk, Kind, Machine, booted
 from hosts.node import Node, payload
@@ -25,6 +25,8 @@ from tests.bed.cluster import go_programs
 KIND = Kind(name="node-suite", cpus=4, memory="6G", numa=True, disks=(Disk(name="swap", size="1G"),))
 HOME = "/root/suite"
 UNIT = "node-suite"
+ENDPOINT = "unix:///run/containerd/containerd.sock"
+NODE = "guest"
 LOOK_EVERY = 10.0
 KEPT = ("ginkgo.json", "ginkgo.log", "report/kubelet.log", "report/services.log")
 
@@ -34,7 +36,12 @@ def run(agent: str, folder: Path, ginkgo: Sequence[str], suite: Sequence[str]) -
 
     SIGINT and SIGTERM end it early, with a report of the specs that were over.
     """
-    built = node_images.build(go_programs("e2e"), folder, [go_programs("node-e2e") / "nmeter"])
+    built = node_images.build(
+        go_programs("e2e"),
+        folder,
+        [go_programs("node-e2e") / "nmeter"],
+        go_programs("plugins") / "sample-device-plugin",
+    )
     with booted(KIND, disk(agent, built)) as machine:
         Node(machine).start_runtime(newer=True)
         for number, each in enumerate(built):
@@ -43,7 +50,10 @@ def run(agent: str, folder: Path, ginkgo: Sequence[str], suite: Sequence[str]) -
                 machine.run(f"ctr -n k8s.io images tag --force {each.archive.name} {name}")
         machine.run("mkswap -q /dev/disk/by-id/virtio-swap && swapon /dev/disk/by-id/virtio-swap")
         put_kubelet(machine, agent)
-        status = supervised(machine, [*ginkgo_words(), *ginkgo, f"{HOME}/e2e_node.test", "--", *suite_words(), *suite])
+        before, after = ginkgo_command(
+            f"{PAYLOAD}/bin/ginkgo", f"{HOME}/e2e_node.test", home=HOME, endpoint=ENDPOINT, node=NODE
+        )
+        status = supervised(machine, [*before, *ginkgo, *after, *suite])
         for name in KEPT:
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(machine.run(f"cat {HOME}/{name}", check=False))
@@ -82,44 +92,17 @@ def put_kubelet(machine: Machine, agent: str) -> None:
     machine.run(f"mkdir -p {HOME}/report && cp {PAYLOAD}/bin/e2e_node.test {HOME}/")
 
 
-def ginkgo_words() -> list[str]:
-    options = ["--no-color", "-v", f"--output-dir={HOME}", "--json-report=ginkgo.json"]
-    return [f"{PAYLOAD}/bin/ginkgo", "run", *options]
-
-
-def suite_words() -> list[str]:
-    return [
-        f"--k8s-bin-dir={HOME}/bin",
-        f"--kubelet-config-file={HOME}/kubelet.json",
-        "--container-runtime-endpoint=unix:///run/containerd/containerd.sock",
-        "--container-runtime-process-name=containerd",
-        "--container-runtime-pid-file=",
-        "--prepull-images=false",
-        "--node-name=guest",
-        f"--report-dir={HOME}/report",
-        "--dump-logs-on-failure=false",
-    ]
-
-
 def supervised(machine: Machine, words: Sequence[str]) -> int:
     """Run it as a unit of the guest, which outlives a connection, and wait for its end."""
-    stop = {"asked": False}
-
-    def ask(_number: int, _frame: object) -> None:
-        stop["asked"] = True
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     log = f"StandardOutput=append:{HOME}/ginkgo.log"
     options = [f"--unit={UNIT}", "--remain-after-exit", f"--working-directory={HOME}", "-p", log]
     options += ["-p", f"StandardError=append:{HOME}/ginkgo.log", "-p", "KillMode=process", "--setenv=HOME=/root"]
-    try:
+    told = False
+    with stoppable() as stop:
         machine.run(shlex.join(["systemd-run", *options, *words]))
         while machine.run(f"systemctl show --value -p SubState {UNIT}", check=False).strip() == "running":
-            if stop["asked"]:
-                stop["asked"] = False
+            if stop.at and not told:
+                told = True
                 machine.run(f"systemctl kill --kill-whom=all {UNIT}", check=False)
             time.sleep(LOOK_EVERY)
         return int(machine.run(f"systemctl show --value -p ExecMainStatus {UNIT}").strip() or "1")
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

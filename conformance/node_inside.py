@@ -19,7 +19,7 @@ from pathlib import Path
 
 from conformance import node_images
 from conformance.bed import import_images
-from conformance.node_bed import NODE, STAND_INS, Job
+from conformance.node_bed import NODE, STAND_INS, Job, ginkgo_command
 from tests.bed.runtime import BedContainerd, running_containerd
 
 from pykubelet.standalone import daemon
@@ -121,27 +121,10 @@ def run_ginkgo(job: Job, containerd: BedContainerd) -> int:
     work = job.home / "work"
     work.mkdir()
     program = shutil.copy(Path(job.programs) / "e2e_node.test", work)  # it writes the kubelet's configuration beside it
-    words = [
-        str(Path(job.common) / "ginkgo"),
-        "run",
-        "--no-color",
-        "-v",
-        f"--output-dir={job.home}",
-        f"--json-report={job.report.name}",
-        *job.ginkgo,
-        str(program),
-        "--",
-        f"--k8s-bin-dir={job.home / 'bin'}",
-        f"--kubelet-config-file={job.home / 'kubelet.json'}",
-        f"--container-runtime-endpoint={containerd.endpoint}",
-        "--container-runtime-process-name=containerd",
-        "--container-runtime-pid-file=",  # it is looked for by its name: the bed's file tells more than a number
-        "--prepull-images=false",
-        f"--node-name={NODE}",
-        f"--report-dir={job.home / 'report'}",
-        "--dump-logs-on-failure=false",
-        *job.suite,
-    ]
+    before, after = ginkgo_command(
+        Path(job.common) / "ginkgo", program, home=job.home, endpoint=containerd.endpoint, node=NODE
+    )
+    words = [*before, *job.ginkgo, *after, *job.suite]
     environment = {**os.environ, "PATH": f"{STAND_INS}:{os.environ['PATH']}"}
     with (job.home / "ginkgo.log").open("wb") as log:
         process = subprocess.Popen(

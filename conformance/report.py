@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.suite import FAILED, PASSED, SKIPPED, Spec
+from hosts.report import with_between
 from tests.bed.cluster import VERSION
 
 HERE = Path(__file__).resolve().parent
@@ -158,20 +159,22 @@ def document() -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for (_, agent), run in runs.items():
+        title = f"{TITLES[agent]}, only `{run['focus']}`".replace("|", "\\|") if run["focus"] else TITLES[agent]
         counts = " | ".join(str(run["counts"][each]) for each in (PASSED, FAILED, SKIPPED))
         memory = run["footprints"].get("at the end", "").partition(",")[0]
         left = "not looked at" if agent == GO else "; ".join(run["leaks"]) or "nothing"
         taken = f"{run['when'][:10]}, {run['commit']}"
         lines.append(
-            f"| {run['runtime']} | {TITLES[agent]} | {counts} | {run['seconds']:.0f} s | {memory} | {left} | {taken} |"
+            f"| {run['runtime']} | {title} | {counts} | {run['seconds']:.0f} s | {memory} | {left} | {taken} |"
         )
     lines += ["", "| runtime | spec | pykubelet | Go kubelet | why |", "|---|---|---|---|---|"]
     for runtime in RUNTIMES:
+        of_both = [runs[runtime, agent] for agent in TITLES if (runtime, agent) in runs]
         ours, go = (_outcomes(runs.get((runtime, agent))) for agent in (OURS, GO))
         names = sorted(name for name in ours | go if {ours.get(name, PASSED), go.get(name, PASSED)} != {PASSED})
         for name in names:
             ends = f"{ours.get(name, 'not run')} | {go.get(name, 'not run')}"
-            lines.append(f"| {runs[runtime, OURS]['runtime']} | {name} | {ends} | {why(name)} |")
+            lines.append(f"| {of_both[0]['runtime']} | {name} | {ends} | {why(name)} |")
     return "\n".join(lines)
 
 
@@ -181,6 +184,4 @@ def _outcomes(run: Mapping[str, Any] | None) -> dict[str, str]:
 
 def put_between(begin: str, end: str, text: str) -> None:
     """Replace what is between two marks in docs/conformance.md."""
-    head, _, rest = DOCUMENT.read_text().partition(begin)
-    _, _, tail = rest.partition(end)
-    DOCUMENT.write_text(f"{head}{begin}\n{text}\n{end}{tail}")
+    DOCUMENT.write_text(with_between(DOCUMENT.read_text(), begin, end, text))

@@ -88,10 +88,6 @@ class Node:
             within=PATIENCE,
         )
 
-    def be_patient(self) -> None:
-        """Let the unit's watchdog wait long: an agent in a guest that gets little of the processor does not hang."""
-        self.machine.put(f"/etc/systemd/system/{UNIT}.service.d/patient.conf", "[Service]\nWatchdogSec=15min\n")
-
     def join(self, cluster: Cluster, settings: Mapping[str, Any] | None = None, *, flags: Sequence[str] = ()) -> str:
         """Start the agent as a node of a control plane on this machine; returns the node's name."""
         name = self.machine.run("hostname").strip()

@@ -155,9 +155,14 @@ def _failures(checks: Results, cluster: Mapping[str, Any]) -> Iterator[str]:
 
 def hosts_page(text: str, checks: Results, cluster: Mapping[str, Any]) -> str:
     """The page with its results made anew."""
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    return f"{head}{BEGIN}\n{results_table(checks, cluster)}\n{END}{tail}"
+    return with_between(text, BEGIN, END, results_table(checks, cluster))
+
+
+def with_between(text: str, begin: str, end: str, made: str) -> str:
+    """The text with something else between two marks."""
+    head, _, rest = text.partition(begin)
+    _, _, tail = rest.partition(end)
+    return f"{head}{begin}\n{made}\n{end}{tail}"
 
 
 def main() -> int:

@@ -69,7 +69,9 @@ ALLOWED = {
 
 OTHER_THREADS = {
     "server/introspection.py": "the profiler watches the loop from a thread of its own, for as long as asked",
+    "kit/log.py": "lines that are held back are written in time, also while the loop is busy or not there yet",
     "kit/names.py": "look-ups by the same rules, each set apart: names of pods never take the threads of anything else",
+    "server/profiles.py": "what holds the loop up is seen from a thread of its own, when that is wanted",
     "server/tls.py": "one thread computes the handshakes of strangers, in turn by address; it never waits",
 }
 

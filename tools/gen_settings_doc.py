@@ -14,6 +14,7 @@ from pykubelet.settings.flags import IGNORED_FLAGS, KEPT_FLAGS, TITLES, all_flag
 from pykubelet.settings.gates import known_gates
 from pykubelet.settings.kinds import ListOf, Nested
 from pykubelet.settings.schema import GROUPS, SettingRef, all_settings
+from pykubelet.settings.without_effect import GATES, REASONS, by_reason, described
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 
@@ -66,7 +67,13 @@ def _row(ref: SettingRef, default: str) -> str:
     kind = "list of object" if isinstance(info.kind, ListOf) and isinstance(info.kind.item, Nested) else info.kind.name
     dashes = "-" if info.flag == "v" else "--"
     flag = f"`{dashes}{info.flag}`{'*' if info.flag in KEPT_FLAGS else ''}" if info.flag else ""
-    cells = (f"`{ref.path}`", flag, kind + ("?" if info.optional else ""), _cell(default), _cell(info.doc))
+    cells = (
+        f"`{ref.path}`",
+        flag,
+        kind + ("?" if info.optional else ""),
+        _cell(default),
+        _cell(described(info.doc, ref.path)),
+    )
     return "| " + " | ".join(cells) + " |"
 
 
@@ -93,8 +100,7 @@ def _flags() -> list[str]:
         default = shown_default(flag) if flag.default not in ("", {}) else "-"
         doc = flag.doc + (" Deprecated." if flag.deprecated else "")
         lines.append(f"| `--{flag.name}` | {_cell(flag.form.name)} | {_cell(default)} | {_cell(doc)} |")
-    ignored = ", ".join(f"`--{name}`" for name in sorted(IGNORED_FLAGS))
-    return [*lines, f"\nAccepted and without effect: {ignored}."]
+    return lines
 
 
 def _gates() -> list[str]:
@@ -102,19 +108,33 @@ def _gates() -> list[str]:
         "\n## Feature gates\n",
         "Set with `featureGates` or `--feature-gates`. `AllAlpha` and `AllBeta` switch every gate of a stage.",
         "A locked gate cannot be changed. Gates of other components are accepted and have no effect.\n",
-        "| gate | default | stage | locked | needs |",
+        "| gate | default | stage | needs | effect |",
         "|---|---|---|---|---|",
     ]
     for gate in known_gates().values():
         if gate.kubelet:
-            cells = (gate.name, "on" if gate.default else "off", gate.stage, "yes" if gate.locked else "")
-            lines.append("| " + " | ".join((*cells, ", ".join(gate.needs))) + " |")
+            reason = f"none: {GATES[gate.name]}" if gate.name in GATES else "locked" if gate.locked else "switches"
+            cells = (gate.name, "on" if gate.default else "off", gate.stage, ", ".join(gate.needs), reason)
+            lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _without_effect() -> list[str]:
+    counts = f"{len(all_settings())} fields, {len(all_flags())} flags and {len(known_gates())} feature gates"
+    lines = [
+        "\n## Accepted, without effect\n",
+        f"Of {counts} these change nothing. The agent says so at its start when one is set.\n",
+        "| setting | why |",
+        "|---|---|",
+    ]
+    for reason, names in by_reason(REASONS).items():
+        lines.append(f"| {', '.join(f'`{name}`' for name in names)} | {_cell(reason)} |")
     return lines
 
 
 def render() -> str:
     """The whole page."""
-    return "\n".join([INTRODUCTION.rstrip(), *_fields(), *_flags(), *_gates()]) + "\n"
+    return "\n".join([INTRODUCTION.rstrip(), *_fields(), *_flags(), *_gates(), *_without_effect()]) + "\n"
 
 
 def main(arguments: list[str]) -> int:

@@ -93,7 +93,6 @@ closed: False
 def node() -> Iterator[Node]:
     with node_on(Kind(name="memory", cpus=2, memory="2G")) as node:
         node.start_runtime()
-        node.be_patient()
         yield node
 
 

@@ -61,7 +61,6 @@ def equal(cpu: str, memory: str) -> dict[str, Any]:
 def node() -> Iterator[Node]:
     with node_on(Kind(name="numa", cpus=4, memory="4G", numa=True)) as node:
         node.start_runtime()
-        node.be_patient()
         node.start(POLICIES)
         yield node
 

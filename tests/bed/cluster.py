@@ -61,7 +61,7 @@ class Cluster:
 
     def __init__(self, folder: Path, programs: Path, etcd: Path, *, node_silence: float = NODE_SILENCE) -> None:
         self.folder = folder
-        self._node_silence = node_silence
+        self.node_silence = node_silence
         self.programs = programs
         """Folder of kube-apiserver, kubectl, kubelet and so on."""
         self.authority = Authority(folder, "cluster-ca")
@@ -245,7 +245,7 @@ class Cluster:
             f"--cluster-signing-key-file={self.authority.pair.key}",
             f"--cluster-signing-duration={SIGNED_FOR:g}s",
             "--node-monitor-period=1s",
-            f"--node-monitor-grace-period={self._node_silence:g}s",
+            f"--node-monitor-grace-period={self.node_silence:g}s",
         ]
 
     def _scheduler_command(self, port: int) -> list[str | Path]:

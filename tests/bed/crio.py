@@ -127,7 +127,7 @@ class BedCrio:
         registries = state_dir / "registries.conf"
         registries.write_text(REGISTRIES)
         none = state_dir / "none"
-        command = [folder / "crio", "--config", config, "--config-dir", none]
+        command: list[str | Path] = [folder / "crio", "--config", config, "--config-dir", none]
         command += ["--registries-conf", registries, "--registries-conf-dir", none]
         self._service = Service("crio", command, state_dir)
 
@@ -183,8 +183,8 @@ class BedCrio:
         blocking(self.network.remove())
 
     def _copy_image(self, name: str, *words: str) -> None:
-        storage = ["--root", self.state_dir / "root", "--runroot", self.state_dir / "run" / "storage"]
-        policy = ["--signature-policy", self.state_dir / "policy.json"]
+        storage: list[str | Path] = ["--root", self.state_dir / "root", "--runroot", self.state_dir / "run" / "storage"]
+        policy: list[str | Path] = ["--signature-policy", self.state_dir / "policy.json"]
         command = [self._programs / "copyimg", *storage, "--storage-driver", "overlay", *policy, "--image-name", name]
         done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
         if done.returncode != 0:

@@ -219,6 +219,15 @@ def test_a_process_is_in_one_group(subject: Subject) -> None:
     assert pid in subject.members(second) and pid not in subject.members(first)
 
 
+def test_the_programs_of_a_group_are_known(subject: Subject) -> None:
+    path = f"{subject.root}/a"
+    assert list(subject.host.programs(path)) == []
+    first, second = subject.process(), subject.process()
+    subject.host.join(path, first)
+    subject.host.join(f"{path}/below", second)
+    assert list(subject.host.programs(path)) == [first]
+
+
 def test_memory_in_use_is_known_and_never_taken_silently(subject: Subject) -> None:
     """v1 refuses a limit below what is in use; v2 takes it and makes room, if need be by ending processes."""
     host, path = subject.host, f"{subject.root}/a"

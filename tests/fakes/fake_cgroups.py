@@ -75,6 +75,9 @@ class FakeCgroups:
             members.discard(pid)
         self.members.setdefault(path, set()).add(pid)
 
+    def programs(self, path: str) -> Sequence[int]:
+        return sorted(self.members.get(path, set()) - {1})
+
     async def destroy(self, path: str) -> None:
         for known in [p for p in self.groups if _is_in(p, path)]:
             del self.groups[known]

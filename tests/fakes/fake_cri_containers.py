@@ -420,7 +420,9 @@ class FakeContainers(FakeSandboxes):
             labels=dict(c.config.labels),
             annotations=dict(c.config.annotations),
             mounts=tuple(
-                MountRecord(container_path=m.container_path, host_path=m.host_path, readonly=m.readonly)
+                MountRecord(
+                    container_path=m.container_path, host_path=m.host_path, readonly=m.readonly, image=m.image.image
+                )
                 for m in c.config.mounts
             ),
             log_path=c.log_path,

@@ -65,6 +65,8 @@ class FakeCsiDriver:
     hangs: set[str] = field(default_factory=set)
     device: str = "/dev/loop0"
     """What is published for block volumes."""
+    condition: str = ""
+    """What is wrong with the volumes."""
 
     observe: Observe = unobserved
 
@@ -136,7 +138,13 @@ class FakeCsiDriver:
 
     async def usage(self, volume_id: str, path: Path, *, staging: Path | None) -> CsiUsage:
         await self._called("usage", volume_id)
-        return CsiUsage(used_bytes=1, total_bytes=10, available_bytes=9)
+        return CsiUsage(
+            used_bytes=1,
+            total_bytes=10,
+            available_bytes=9,
+            abnormal=bool(self.condition),
+            condition=self.condition,
+        )
 
     def order(self) -> list[str]:
         """Calls that change something."""

@@ -15,7 +15,16 @@ from typing import Any
 import pytest
 
 from tests.bed.agent import NODE
-from tests.bed.inside import Inside, Manifest, container_manifest, import_image, looking_inside, pod_manifest
+from tests.bed.inside import (
+    Inside,
+    Manifest,
+    container_manifest,
+    import_image,
+    in_this_process,
+    looking_inside,
+    pod_manifest,
+    status_when,
+)
 from tests.bed.runtime import BedContainerd
 
 pytestmark = pytest.mark.node
@@ -372,13 +381,24 @@ def younger(tmp_path_factory: pytest.TempPathFactory, containerd2: BedContainerd
         read_only_tree(host, "read-only-all", recursiveReadOnly="Enabled"),
         read_only_tree(host, "read-only-may", recursiveReadOnly="IfPossible"),
     ]
-    with looking_inside(tmp_path_factory.mktemp("younger"), containerd2, *pods) as found:
+    gates = ["--feature-gates=ImageVolumeWithDigest=true"]
+    with looking_inside(tmp_path_factory.mktemp("younger"), containerd2, *pods, flags=gates) as found:
         yield found
 
 
 def test_an_image_as_a_volume(younger: Inside) -> None:
     assert younger.said("whole").splitlines() == ["from an image", "touch: /v/x: Read-only file system"]
     assert younger.said("part").splitlines()[0] == "deeper"
+
+
+async def test_the_status_names_the_image_of_a_volume(younger: Inside) -> None:
+    """Also in an agent that did not mount it."""
+    assert younger.said("whole")
+    async with in_this_process(younger) as node:
+        status = await status_when(node, "whole", lambda status: status.phase == "Running")
+    (mounted,) = status.container_statuses[0].volume_mounts
+    assert mounted.volume_status is not None and mounted.volume_status.image is not None
+    assert (mounted.volume_status.image.image_ref or "").startswith("sha256:")
 
 
 def test_an_image_volume_that_cannot_be_had(younger: Inside) -> None:

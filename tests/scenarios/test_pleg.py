@@ -14,6 +14,8 @@ from pykubelet.model.errors import CallTimedOut, CriError, NotFound, RuntimeDown
 from pykubelet.model.runtime_status import ContainerEvent, EventKind
 from pykubelet.pleg.pleg import EXIT_PAUSES, Pleg, PlegSettings
 from pykubelet.pods.table import PodTable
+from pykubelet.settings.gates import Gates
+from pykubelet.settings.settings import Settings
 from pykubelet.signals import ContainerDied, ContainerRemoved, ContainerStarted, InspectionRecovered, PodSignal, Signals
 from tests.builders import a_context
 from tests.fakes.fake_cri import FakeCri
@@ -23,14 +25,21 @@ from tests.unit.pleg.pods import IMAGE, start_container, start_pod, start_sandbo
 class Node:
     """A PLEG on a fake runtime; remembers when which signal was published."""
 
-    def __init__(self, *, events: bool = True, anonymous: bool = False, settings: PlegSettings | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        events: bool = True,
+        anonymous: bool = False,
+        settings: PlegSettings | None = None,
+        gates: dict[str, bool] | None = None,
+    ) -> None:
         self.clock = LoopClock()
         self.cri = FakeCri(self.clock, images=[IMAGE])
         self.cri.events_supported = events
         self.table, signals = PodTable(), Signals()
         opened = self._anonymous if anonymous else self.cri.container_events
         self.pleg = Pleg(
-            a_context(clock=self.clock, signals=signals),
+            a_context(clock=self.clock, signals=signals, settings=Settings(gates=Gates(gates or {}))),
             self.cri,
             self.table,
             source=EventSource(name="stream", open=opened),
@@ -167,6 +176,20 @@ async def test_without_a_stream_the_relist_finds_everything() -> None:
         assert [status.uid for status in node.table.runtime_statuses()] == ["uid-web"]
         await node.clock.sleep(1.01)
         assert node.table.runtime_statuses() == []
+
+
+@pytest.mark.parametrize(
+    ("gates", "used"), [({}, True), ({"EventedPLEG": True}, True), ({"EventedPLEG": False}, False)]
+)
+async def test_events_are_used_unless_the_gate_is_set_to_false(gates: dict[str, bool], used: bool) -> None:
+    node = Node(gates=gates)
+    async with node.up("web"):
+        await node.clock.sleep(30.5)
+        assert (len(node.relists()) < 5) is used
+        before = node.clock.monotonic()
+        node.cri.exit("app", 1, pod="web")
+        await node.clock.sleep(2)
+        assert (node.delay(ContainerDied, "web", before) == 0.0) is used
 
 
 async def test_relist_is_an_audit_while_the_stream_works() -> None:

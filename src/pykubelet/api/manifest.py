@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, BinaryIO, Literal, cast
 
 import msgspec
+from msgspec import Struct
 
 from pykubelet.api.codec import ManifestError, convert, load_yaml_documents, unknown_fields
 from pykubelet.api.defaults import default_pod
@@ -65,6 +66,18 @@ def load_pods(data: bytes | BinaryIO, *, origin: str, warnings: ManifestWarnings
     return [pod for _, pod in read]
 
 
+class Allowed(Struct, frozen=True, kw_only=True):
+    """What the node lets a static pod have beyond what every node does."""
+
+    api_references: bool = False
+    """To refer to objects of the API server."""
+    users_in_host_network: bool = False
+    """A user namespace and the host's network."""
+
+
+NOTHING_SPECIAL = Allowed()
+
+
 def load_static_pods(
     data: bytes | BinaryIO,
     *,
@@ -72,12 +85,9 @@ def load_static_pods(
     source: StaticSource,
     origin: str,
     warnings: ManifestWarnings | None = None,
-    may_refer: bool = False,
+    allowed: Allowed = NOTHING_SPECIAL,
 ) -> list[Pod]:
-    """What a static source delivers for one file or URL: a file holds one Pod, a URL may give a PodList.
-
-    `may_refer`: to objects of the API server, which a static pod otherwise must not.
-    """
+    """What a static source delivers for one file or URL: a file holds one Pod, a URL may give a PodList."""
     document = _only_document(data, origin)
     if source == "file" and isinstance(document, dict) and document.get("kind") == "PodList":
         raise InvalidManifest([_at("kind", "must be Pod in a file, not PodList")], origin=origin)
@@ -91,8 +101,8 @@ def load_static_pods(
             continue
         given = document if document["kind"] == "Pod" else document["items"][index]
         static = static_pod_defaults(pod, node_name=node_name, source=source, origin=origin, document=given)
-        problems += _judge(static, prefix)
-        refused = api_references(static, only=NEVER_IN_STATIC_PODS if may_refer else None)
+        problems += _judge(static, prefix, allowed)
+        refused = api_references(static, only=NEVER_IN_STATIC_PODS if allowed.api_references else None)
         problems += (_at(prefix + found.path, found.message) for found in refused)
         pods.append(static)
     if problems:
@@ -173,8 +183,8 @@ def _must_be(expected: str, found: Any) -> str:
     return f"must be {expected}, not {shown}"
 
 
-def _judge(pod: Pod, prefix: str) -> list[FieldError]:
-    problems = validate_pod(pod)
+def _judge(pod: Pod, prefix: str, allowed: Allowed = NOTHING_SPECIAL) -> list[FieldError]:
+    problems = validate_pod(pod, users_in_host_network=allowed.users_in_host_network)
     if pod.spec.ephemeral_containers:
         problems.append(_at("spec.ephemeralContainers", "must not be set in a manifest"))
     return [_at(prefix + p.path, p.message) for p in problems] if prefix else problems

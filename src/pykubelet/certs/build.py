@@ -45,6 +45,7 @@ def build(ctx: Context, edges: ClusterEdges, node: Callable[[], Node | None]) ->
     """`node` is the Node as the API server last showed it."""
     server, folder = ctx.settings.config.server, Path(ctx.settings.flags.cert_dir)
     client = serving = None
+    names_suffice = ctx.settings.gates.enabled("AllowDNSOnlyNodeCSR")
 
     async def renewed(pair: Pair) -> None:
         await edges.renew()
@@ -71,14 +72,14 @@ def build(ctx: Context, edges: ClusterEdges, node: Callable[[], Node | None]) ->
             clock=ctx.clock,
             metrics=ctx.metrics,
             signer=SERVING_SIGNER,
-            wanted=lambda: wanted_for(node()),
+            wanted=lambda: wanted_for(node(), names_suffice=names_suffice),
             on_new=nothing,
         )
     return Certificates(client=client, serving=serving)
 
 
-def wanted_for(node: Node | None) -> Wanted | None:
-    """Names and addresses for the serving certificate; None while the node has no address."""
+def wanted_for(node: Node | None, *, names_suffice: bool = False) -> Wanted | None:
+    """Names and addresses for the serving certificate; None while the node has no address (or no name either)."""
     if node is None:
         return None
     addresses = [(each.type, each.address, _is_ip(each.address)) for each in node.status.addresses if each.address]
@@ -86,6 +87,7 @@ def wanted_for(node: Node | None) -> Wanted | None:
         node.metadata.name or "",
         dns=[text for kind, text, is_ip in addresses if kind in NAME_KINDS and not (is_ip and kind == "Hostname")],
         ips=[text for kind, text, is_ip in addresses if kind in ADDRESS_KINDS and is_ip],
+        names_suffice=names_suffice,
     )
 
 
@@ -97,8 +99,10 @@ def _is_ip(text: str) -> bool:
     return True
 
 
-def wanted_for_serving(node_name: str, dns: Sequence[str], ips: Sequence[str]) -> Wanted | None:
+def wanted_for_serving(
+    node_name: str, dns: Sequence[str], ips: Sequence[str], *, names_suffice: bool = False
+) -> Wanted | None:
     """The request to the signer; None while the node has no address, since it would be refused."""
-    if not ips:
+    if not ips and not (names_suffice and dns):
         return None
     return Wanted(node_name=node_name, dns=tuple(sorted(set(dns))), ips=tuple(sorted(set(ips))))

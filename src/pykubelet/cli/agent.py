@@ -13,6 +13,8 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 from pykubelet.clients.host.process import LockFile
 from pykubelet.kit import log
@@ -21,8 +23,13 @@ from pykubelet.kit.memory import freeze_start_up, limit_arenas
 from pykubelet.kit.tasks import Wakeup, running
 from pykubelet.model.errors import PykubeletError
 from pykubelet.settings.errors import SettingsError
+from pykubelet.settings.kinds import quantity_of
 from pykubelet.settings.load import PrintAndExit, load_settings
+from pykubelet.settings.schema_node import LoggingSettings
 from pykubelet.settings.settings import EnvironmentSettings, Settings
+
+if TYPE_CHECKING:
+    from pykubelet.kubelet import Kubelet
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +44,23 @@ def run_agent(arguments: Sequence[str]) -> int:
     if isinstance(loaded, PrintAndExit):
         sys.stdout.write(loaded.text)
         return 0
-    logging_settings = loaded.settings.config.process.logging
-    log.set_up(json_format=logging_settings.format == "json", verbosity=logging_settings.verbosity)
+    start_logging(loaded.settings.config.process.logging)
     for warning in loaded.warnings:
         logger.warning(warning)
     return run_settings(loaded.settings)
+
+
+def start_logging(settings: LoggingSettings) -> None:
+    options, is_json = settings.options, settings.format == "json"
+    size = options.json.info_buffer_size if is_json else options.text.info_buffer_size
+    output = log.Output(
+        json_format=is_json,
+        split=options.json.split_stream if is_json else options.text.split_stream,
+        buffer_bytes=quantity_of(size).value(),
+        flush_every=settings.flush_frequency,
+    )
+    vmodule = [(item.file_pattern, item.verbosity) for item in settings.vmodule]
+    log.set_up(output, verbosity=settings.verbosity, vmodule=vmodule)
 
 
 def run_settings(settings: Settings) -> int:
@@ -96,7 +115,7 @@ async def _run(settings: Settings, lock: LockFile | None) -> int:
             return await run_once(node)
         async with node.running(), running(*host_services(settings, lock=lock, stop=stop, clock=clock)):
             logger.info("agent is running", extra={"node": settings.node_name(edges.machine.hostname)})
-            notifier.ready()
+            notifier.ready(partial(stuck, node))
             await stop.wait()
             notifier.stopping()
             logger.info("stop requested; pods keep running")
@@ -158,9 +177,11 @@ class SystemdNotifier:
         self._clock = clock
         self._ready = Wakeup()
         self._is_ready = False
+        self._problem: Callable[[], str] = lambda: ""
 
-    def ready(self) -> None:
-        """The agent runs."""
+    def ready(self, problem: Callable[[], str] = lambda: "") -> None:
+        """The agent runs. While there is a `problem`, the watchdog is not fed."""
+        self._problem = problem
         self._is_ready = True
         self._ready.set()
 
@@ -176,8 +197,21 @@ class SystemdNotifier:
             if self._watchdog is None:
                 await self._clock.sleep(3600.0)
                 continue
-            self._notify(ALIVE)
+            if problem := self._problem():
+                logger.error("systemd's watchdog is not fed, the agent is stuck", extra={"problem": problem})
+            else:
+                self._notify(ALIVE)
             await self._clock.sleep(self._watchdog / 2)
+
+
+def stuck(node: Kubelet) -> str:
+    """Why a new agent could do better than this one; empty when it could not.
+
+    A runtime that is away is no reason: a new agent would not bring it back. One that answers, while nothing was heard
+    about pods for minutes, is.
+    """
+    healthy, why = node.pleg.healthy()
+    return "" if healthy or not node.pleg.has_answered or not node.runtime_state.is_up() else why
 
 
 def systemd_notifier(environment: EnvironmentSettings, clock: Clock) -> SystemdNotifier:

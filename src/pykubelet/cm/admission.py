@@ -16,6 +16,7 @@ from pykubelet.cm.device_manager import DeviceManager
 from pykubelet.cm.errors import Refused
 from pykubelet.cm.resource_managers import ResourceManagers
 from pykubelet.model.pod import uid_of
+from pykubelet.model.runtime_status import RuntimeConditions
 from pykubelet.pods.admission import (
     AdmissionContext,
     Rejection,
@@ -50,6 +51,7 @@ class PodAdmission:
         managers: ResourceManagers,
         devices: DeviceManager | None = None,
         apparmor_problem: str | None = None,
+        runtime: Callable[[], RuntimeConditions] = RuntimeConditions,
     ) -> None:
         """`apparmor_problem`: why profiles cannot be enforced; None when they can."""
         self._node = node
@@ -60,8 +62,9 @@ class PodAdmission:
         self._chain = admission_chain(self._allocate)
         self._allocated = False
         """Whether the decision under way allocated for a pod that had nothing before."""
-        declares = gates.enabled("NodeDeclaredFeatures")
-        self._declared_features = frozenset(declared_features(gates)) if declares else None
+        self._gates = gates
+        self._declares = gates.enabled("NodeDeclaredFeatures")
+        self._runtime = runtime
         self._taint_comparison = gates.enabled("TaintTolerationComparisonOperators")
         self._pod_level_resources = gates.enabled("PodLevelResources")
 
@@ -73,6 +76,9 @@ class PodAdmission:
             return node
         return replace(node, allocatable={**node.allocatable, **{name: Quantity.of(n) for name, n in amounts.items()}})
 
+    def _declared(self) -> frozenset[str] | None:
+        return frozenset(declared_features(self._gates, self._runtime())) if self._declares else None
+
     def decide(self, pod: Pod, others: Sequence[Pod]) -> Verdict:
         """Also decides about resizes of pods that run: these keep what they had when they are refused."""
         context = AdmissionContext(
@@ -82,7 +88,7 @@ class PodAdmission:
             pressure=tuple(self._node.pressure()),
             shutting_down=self._node.shutting_down(),
             apparmor_problem=self._apparmor_problem,
-            declared_features=self._declared_features,
+            declared_features=self._declared(),
             taint_comparison=self._taint_comparison,
             pod_level_resources=self._pod_level_resources,
         )
@@ -94,7 +100,7 @@ class PodAdmission:
 
     def lacking_for_change(self, old: Pod, new: Pod) -> Sequence[str]:
         """Features that a change of a pod needs and this node does not declare."""
-        declared = self._declared_features
+        declared = self._declared()
         return [name for name in features_of_change(old, new) if declared is not None and name not in declared]
 
     def _allocate(self, pod: Pod, _context: AdmissionContext) -> Rejection | None:

@@ -15,7 +15,7 @@ from pykubelet.cm import cpu_manager, memory_manager
 from pykubelet.cm.admission import NodeNow, PodAdmission
 from pykubelet.cm.allocation import AllocationManager
 from pykubelet.cm.capacity import NO_DEVICES, DeviceAmounts, kept_from_pods, machine_capacity
-from pykubelet.cm.cgroups import OwnGroup, PodCgroups, add_protection_metrics, cgroup_rules
+from pykubelet.cm.cgroups import OwnGroup, PodCgroups, SystemGroup, add_protection_metrics, cgroup_rules
 from pykubelet.cm.container_resources import AssignedResources, ContainerResourceSource
 from pykubelet.cm.cpu_manager import CPU_FIELD, StaticCpuPolicy, cpu_options, reserved_cpus
 from pykubelet.cm.device_manager import DeviceManager
@@ -107,6 +107,7 @@ def build(
         managers=managers,
         devices=devices,
         apparmor_problem=None if edges.machine.apparmor else "AppArmor is not enabled on the host",
+        runtime=lambda: runtime_state.conditions,
     )
     allocation = AllocationManager(
         ctx,
@@ -257,7 +258,7 @@ def _cpu_policy(ctx: Context, machine: _Machine, state: CpuState) -> StaticCpuPo
         return None
     options = cpu_options(
         chosen.cpu_manager_policy_options,
-        enabled=settings.gates.enabled,
+        gates=settings.gates,
         topology=topology,
         topology_policy=chosen.topology_manager_policy,
     )
@@ -339,4 +340,10 @@ def _cgroups(
         driver=spec.cgroup_driver,
         clock=ctx.clock,
     )
-    return cgroups, [cgroups, node, own]
+    system = SystemGroup(
+        host=edges.cgroups,
+        group=settings.config.cgroups.system_cgroups,
+        driver=spec.cgroup_driver,
+        clock=ctx.clock,
+    )
+    return cgroups, [cgroups, node, system, own]

@@ -278,6 +278,51 @@ class OwnGroup:
         self._logged = problem
 
 
+MOVES = 11
+"""How often the root group is looked at in a row: processes start new ones while they are moved."""
+
+
+class SystemGroup:
+    """Moves what runs in the root group into the group that systemCgroups names, so that it can be counted."""
+
+    name = "system-cgroup"
+
+    def __init__(self, *, host: CgroupHost, group: str, driver: str, clock: Clock) -> None:
+        """`group` is the setting; '' = everything stays where it is."""
+        self._host = host
+        self._group = group
+        self._driver = driver
+        self._clock = clock
+        self._logged = ""
+
+    async def run(self) -> None:
+        if not self._group:
+            await asyncio.Event().wait()
+        while True:
+            problem = self.ensure()
+            if problem and problem != self._logged:
+                logger.warning("systemCgroups: processes stay in the root group", extra={"error": problem})
+            self._logged = problem
+            await self._clock.sleep(LOOK_EVERY)
+
+    def ensure(self) -> str:
+        """Why the last of them could not be moved; empty when all were."""
+        path = named_path(self._group, driver=self._driver)
+        problem = ""
+        for _ in range(MOVES):
+            found = self._host.programs("/")
+            if not found:
+                return ""
+            for pid in found:
+                try:
+                    self._host.join(path, pid)
+                except ProcessLookupError:
+                    continue  # it ended
+                except OSError as error:
+                    problem = str(error)
+        return problem
+
+
 # --- groups of pods and QoS classes ---------------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ from pykubelet.cm.topology_manager import SINGLE_NUMA_NODE, Hint, Hints, Mask, m
 from pykubelet.model.pod import uid_of
 from pykubelet.model.pod_resources import CPU, has_pod_level_resources
 from pykubelet.model.topology import NO_CPUS, Cpus, Topology, format_cpu_list
+from pykubelet.settings.gates import Gates
 
 STATIC: Final = "static"
 NO_CHOICE: Final[Hints] = {}
@@ -71,14 +72,12 @@ class CpuOptions(Struct, frozen=True, kw_only=True):
     """Where possible CPUs that share a cache."""
 
 
-def cpu_options(
-    given: Mapping[str, str], *, enabled: Callable[[str], bool], topology: Topology, topology_policy: str
-) -> CpuOptions:
-    """The options of the static policy; `enabled` is that of the feature gates."""
+def cpu_options(given: Mapping[str, str], *, gates: Gates, topology: Topology, topology_policy: str) -> CpuOptions:
+    """The options of the static policy."""
     chosen = {name for name, text in given.items() if option_value(CPU_FIELD, name, text)}
     for name in given:
         gate = _GATES.get(name)
-        if gate is not None and not enabled(gate):
+        if gate is not None and not gates.enabled(gate):
             raise ResourceManagerError(f"{CPU_FIELD}: {name} needs the feature gate {gate}")
     for one, other in _EXCLUDING:
         if one in chosen and other in chosen:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pykubelet.api.types import Pod, ResourceResourceClaim
+from pykubelet.api.types import OwnerReference, Pod, ResourceClaimConsumerReference, ResourceResourceClaim
 from pykubelet.clients.plugins.port import ClaimRef, PreparedDevice
 from pykubelet.kit.files import Checkpoint, Envelope
 from pykubelet.model.errors import PykubeletError
@@ -64,18 +64,33 @@ def requests_of(pod: Pod, container: AnyContainer) -> Iterator[tuple[str, str, s
                 yield "", extended.resource_claim_name, mapping.request_name or ""
 
 
-def check_claim(pod: Pod, claim: PodClaim, found: ResourceResourceClaim) -> None:
-    """Whether the pod may use it."""
-    if claim.owned:
-        owners = found.metadata.owner_references
-        if not any(owner.controller and owner.uid == uid_of(pod) for owner in owners):
-            raise ClaimProblem(f"ResourceClaim {claim.name} was not created for pod {name_of(pod)}")
-    reserved = found.status.reserved_for
-    if not any(each.resource == "pods" and each.uid == uid_of(pod) for each in reserved):
+SCHEDULING = "scheduling.k8s.io"
+
+
+def check_claim(pod: Pod, claim: PodClaim, found: ResourceResourceClaim, *, for_groups: bool) -> None:
+    """Whether the pod may use it. `for_groups`: that of the pod's PodGroup, too, which the pod knows by name only."""
+    of_pod = pod.spec.scheduling_group
+    group = of_pod.pod_group_name if for_groups and of_pod is not None else None
+    if claim.owned and not any(_is_owner(owner, uid_of(pod), group) for owner in found.metadata.owner_references):
+        raise ClaimProblem(f"ResourceClaim {claim.name} was not created for pod {name_of(pod)}")
+    if not any(_is_reservation(each, uid_of(pod), group) for each in found.status.reserved_for):
         raise ClaimProblem(
             f"pod {name_of(pod)} ({uid_of(pod)}) is not allowed to use ResourceClaim {claim.name} "
             f"({found.metadata.uid})"
         )
+
+
+def _is_owner(owner: OwnerReference, uid: str, group: str | None) -> bool:
+    if not owner.controller:
+        return False
+    of_group = owner.kind == "PodGroup" and (owner.api_version or "").startswith(f"{SCHEDULING}/")
+    return owner.uid == uid or (group is not None and of_group and owner.name == group)
+
+
+def _is_reservation(reserved: ResourceClaimConsumerReference, uid: str, group: str | None) -> bool:
+    if reserved.resource == "podgroups" and reserved.api_group == SCHEDULING:
+        return group is not None and reserved.name == group
+    return reserved.resource == "pods" and reserved.uid == uid
 
 
 def drivers_of(claim: ResourceResourceClaim) -> list[str]:

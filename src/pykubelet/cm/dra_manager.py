@@ -49,6 +49,8 @@ class DraManager:
         self, ctx: Context, *, root: Path, connect: DraConnect, objects: ClaimObjects, table: PodTable
     ) -> None:
         self._recorder = ctx.recorder
+        self._for_groups = ctx.settings.gates.enabled("DRAWorkloadResourceClaims")
+        self._shows_messages = ctx.settings.gates.enabled("ResourceHealthStatusMessage")
         self._claims = ClaimState(root / FILE)
         self._objects = objects
         self._table = table
@@ -125,7 +127,7 @@ class DraManager:
         found = await self._objects.resource_claim(namespace_of(pod), claim.name)
         if found is None:
             raise ClaimProblem(f"fetch ResourceClaim {claim.name}: not found")
-        check_claim(pod, claim, found)
+        check_claim(pod, claim, found, for_groups=self._for_groups)
         for driver in drivers_of(found):
             self.drivers.find(driver)
         return found
@@ -266,7 +268,7 @@ class DraManager:
                 known = self._known_health(driver, each.pool, each.device)
                 shown = each.cdi_ids[0] if each.cdi_ids else f"{driver}/{each.pool}/{each.device}"
                 state = known.health if known is not None else "Unknown"
-                message = known.message[:MESSAGE_LIMIT] if known is not None else ""
+                message = known.message[:MESSAGE_LIMIT] if known is not None and self._shows_messages else ""
                 devices.setdefault(shown, ResourceHealth(resource_id=shown, health=state, message=message or None))
             if devices:
                 title = f"claim:{name}/{request}" if request else f"claim:{name}"

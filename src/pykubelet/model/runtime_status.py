@@ -104,6 +104,8 @@ class MountRecord(Struct, frozen=True, kw_only=True):
     container_path: str
     host_path: str
     readonly: bool = False
+    image: str = ""
+    """What is mounted, when that is an image."""
 
 
 class ContainerResources(Struct, frozen=True, kw_only=True):
@@ -228,6 +230,8 @@ class RuntimeConditions(Struct, frozen=True, kw_only=True):
     handlers: tuple[RuntimeHandler, ...] = ()
     supplemental_groups_policy: bool | None = None
     """None: the runtime does not report its features."""
+    user_namespaces_host_network: bool = False
+    """Whether a pod may have a user namespace and the host's network."""
 
     def condition(self, kind: str) -> RuntimeCondition | None:
         return next((c for c in self.conditions if c.type == kind), None)

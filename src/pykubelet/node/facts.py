@@ -106,7 +106,7 @@ class FactsGatherer:
             images=await self._list_images(),
             handlers=conditions.handlers,
             supplemental_groups_policy=conditions.supplemental_groups_policy,
-            declared_features=declared_features(self._settings.gates),
+            declared_features=declared_features(self._settings.gates, conditions),
             pressures=frozenset(sources.conditions.pressures()),
             problems=problems,
             volumes_in_use=sources.volumes.volumes_in_use(),

@@ -79,6 +79,7 @@ class NodeReporter:
         self._clock = ctx.clock
         self._timing = timing
         self._register_node = ctx.settings.config.node.register_node
+        self._adopts_existing_only = ctx.settings.gates.enabled("KubeletRegistrationGetOnExistsOnly")
         self._startup = StartupTimes(clock=ctx.clock, metrics=ctx.metrics, booted=identity.booted)
         self._due = Wakeup()
         self._was_ready = False
@@ -146,8 +147,13 @@ class NodeReporter:
         self._startup.attempted()
         try:
             created = await self._in_time(self._client.create(initial_node(self._identity, status)))
-        except (ApiAlreadyExists, Forbidden):
-            # Forbidden too: a node may be allowed to change its Node and not to create it.
+        except ApiAlreadyExists:
+            await self._adopt()
+            return
+        except Forbidden:
+            # A node may be allowed to change its Node and not to create it.
+            if self._adopts_existing_only:
+                raise
             await self._adopt()
             return
         self._startup.registered()

@@ -123,7 +123,12 @@ class Pleg:
         self._settings = settings or PlegSettings()
         self._measure = _Measures(ctx.metrics)
         self._feed = EventFeed(
-            source=source, clock=ctx.clock, on_event=self.hint, on_change=self._stream_changed, metrics=ctx.metrics
+            # Events are used unless the gate, which is off by default, is set to false.
+            source=None if ctx.settings.gates.switched_off("EventedPLEG") else source,
+            clock=ctx.clock,
+            on_event=self.hint,
+            on_change=self._stream_changed,
+            metrics=ctx.metrics,
         )
         self._tasks: TaskSet | None = None
         self._inspectors: dict[str, _Inspector] = {}
@@ -200,6 +205,11 @@ class Pleg:
             return True, ""
         threshold = format_duration(self._settings.unhealthy_after)
         return False, f"pleg was last seen active {format_duration(elapsed)} ago; threshold is {threshold}"
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether the runtime ever answered a question about pods."""
+        return self._last_answer is not None
 
     def problems(self) -> list[str]:
         """What the Node's Ready condition says about PLEG; nothing while it is healthy."""

@@ -1,7 +1,8 @@
 """Whether the runtime answers and its network works, checked every few seconds.
 
 While it is away it is checked again after 100 ms, doubling to 5 s, and tasks that wait are woken the moment it is
-back. It counts as down only after answers have failed for a while; a single slow call is not an outage.
+back. It counts as down only after answers have failed for a while; a single slow call is not an outage. Without an API
+server the runtime gets the address range of pods (podCIDR) before any pod starts.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ class RuntimeState:
         self._last_good: float | None = None
         self._conditions = RuntimeConditions()
         self._error = "the runtime has not answered yet"
+        alone = ctx.settings.flags.standalone
+        self._new_pod_cidr = ctx.settings.config.sources.pod_cidr if alone else ""
+        """Still to be sent to the runtime. A node of a cluster has its range from the Node object."""
 
     async def run(self) -> None:
         backoff = Backoff(initial=0.1, maximum=CHECK_EVERY)
@@ -60,6 +64,8 @@ class RuntimeState:
             self._error = text
             return False
         self._last_good = self._clock.monotonic()
+        if self._new_pod_cidr:
+            await self._send_pod_cidr()
         if not self._up.is_set():
             self._up.set()
             logger.info("the container runtime answers")
@@ -67,6 +73,16 @@ class RuntimeState:
         elif self._conditions.conditions != before:
             self._signals.publish(RuntimeChanged())
         return True
+
+    async def _send_pod_cidr(self) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN):
+                await self._cri.update_runtime_config(self._new_pod_cidr)
+        except (CriError, TimeoutError) as error:
+            level = logging.DEBUG if self._up.is_set() else logging.WARNING
+            logger.log(level, "the runtime did not take podCIDR, will retry", extra={"error": str(error)})
+        else:
+            self._new_pod_cidr = ""
 
     def _all_ready(self) -> bool:
         return all(condition.status for condition in self._conditions.conditions)

@@ -17,6 +17,7 @@ from pykubelet.api.types import AppArmorProfile, Pod, Taint
 from pykubelet.model.pod import AnyContainer, QosClass, all_containers, is_critical, is_sidecar, qos_class
 from pykubelet.model.pod_resources import has_pod_level_resources
 from pykubelet.model.problems import NotAdmitted, Shortage
+from pykubelet.model.runtime_status import RuntimeConditions
 from pykubelet.pods.predicates import (
     NODE_AFFINITY,
     Failure,
@@ -259,7 +260,7 @@ def needed_features(pod: Pod) -> list[str]:
     if any(rule.action == "RestartAllContainers" for each in containers for rule in each.restart_policy_rules):
         needed.append("RestartAllContainersOnContainerExits")
     if pod.spec.host_network and pod.spec.host_users is False:
-        needed.append("UserNamespacesHostNetworkSupport")
+        needed.append(HOST_NETWORK_GATE)
     return needed
 
 
@@ -271,10 +272,17 @@ DECLARED_BY_GATE = (
 )
 
 
-def declared_features(gates: Gates) -> list[str]:
+HOST_NETWORK_GATE = "UserNamespacesHostNetworkSupport"
+
+
+def declared_features(gates: Gates, runtime: RuntimeConditions) -> list[str]:
+    """What the node says it can do: by its gates and, for one feature, its runtime."""
     if not gates.enabled("NodeDeclaredFeatures"):
         return []
-    return [name for name in DECLARED_BY_GATE if gates.enabled(name)]
+    found = [name for name in DECLARED_BY_GATE if gates.enabled(name)]
+    if gates.enabled(HOST_NETWORK_GATE) and runtime.user_namespaces_host_network:
+        found.append(HOST_NETWORK_GATE)
+    return found
 
 
 def features_of_change(old: Pod, new: Pod) -> list[str]:

@@ -13,12 +13,13 @@ from pykubelet.api.types import Container, Pod
 from pykubelet.settings.gates import Gates
 
 RESTART_RULES, RESTART_ALL = "ContainerRestartRules", "RestartAllContainersOnContainerExits"
+EXTENDED = "DRAExtendedResource"
 
 
 def field_filter(gates: Gates) -> Callable[[Pod], Pod] | None:
     """What takes the fields out; None when every gate is on."""
-    rules, restart_all = gates.enabled(RESTART_RULES), gates.enabled(RESTART_ALL)
-    if rules and restart_all:
+    rules, restart_all, extended = gates.enabled(RESTART_RULES), gates.enabled(RESTART_ALL), gates.enabled(EXTENDED)
+    if rules and restart_all and extended:
         return None
 
     def regular(container: Container) -> Container:
@@ -35,6 +36,9 @@ def field_filter(gates: Gates) -> Callable[[Pod], Pod] | None:
         return container if restart_all else without_restart_all(container)
 
     def filtered(pod: Pod) -> Pod:
+        if not extended and pod.status.extended_resource_claim_status is not None:
+            # A device plugin serves the resource then, if there is one.
+            pod = replace(pod, status=replace(pod.status, extended_resource_claim_status=None))
         containers = [regular(each) for each in pod.spec.containers]
         inits = [init(each) for each in pod.spec.init_containers]
         if all(new is old for new, old in zip(containers, pod.spec.containers, strict=True)) and all(

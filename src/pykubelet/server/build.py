@@ -21,6 +21,7 @@ from pykubelet.context import Context
 from pykubelet.edges import Edges
 from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.log import set_verbosity
 from pykubelet.kit.tasks import Services
 from pykubelet.pleg.runtime_state import RuntimeState
 from pykubelet.server.app import Gate, Https, Local, NodeServer
@@ -30,12 +31,13 @@ from pykubelet.server.local import InPlaceRestart, LocalRoutes, ShutdownRoutes
 from pykubelet.server.logs import ContainerLogs
 from pykubelet.server.metrics import MetricRoutes, add_agent_metrics
 from pykubelet.server.node_logs import SystemLogs
-from pykubelet.server.pod_resources import PodResourcesServer
+from pykubelet.server.pod_resources import PodResources, PodResourcesServer
 from pykubelet.server.pods import PodRoutes
 from pykubelet.server.pods_api import PodFeed, PodsServer
+from pykubelet.server.profiles import LoopStalls
 from pykubelet.server.routes import Handlers, Offers
 from pykubelet.server.streams import StreamRoutes
-from pykubelet.server.tls import FindServing, ServingFiles, TlsFiles, tls_rules
+from pykubelet.server.tls import FindServing, Reload, ServingFiles, TlsFiles, tls_rules
 from pykubelet.settings.gates import Gates
 from pykubelet.settings.node_flags import NodeFlags
 from pykubelet.settings.schema_server import ServerSettings
@@ -47,7 +49,6 @@ from pykubelet.sync.build import Subsystems, Sync
 logger = logging.getLogger(__name__)
 
 BOOTSTRAPPED = f"{SERVING_PREFIX}-current.pem"
-DEBUG_FROM = 4
 
 
 class Server(Struct, frozen=True, kw_only=True):
@@ -89,6 +90,7 @@ def build(
         )
         turning_off = ShutdownRoutes(manager=shutdown.manager, periods=shutdown.periods)
         local = Local(socket=edges.serve.local_socket, routes=[*routes.routes(), *turning_off.routes()])
+    stalls = LoopStalls(ctx.clock) if settings.config.server.enable_contention_profiling else None
     health = HealthRoutes(
         [
             *(PING, LOG),
@@ -98,7 +100,7 @@ def build(
     )
     node_server = NodeServer(
         settings=server,
-        handlers=_handlers(ctx, edges, served, health, shown(ctx, edges, edges.serve, stats)),
+        handlers=_handlers(ctx, edges, served, health, shown(ctx, edges, edges.serve, stats), stalls),
         metrics=ctx.metrics,
         clock=ctx.clock,
         https=https(server, settings.gates, ctx.node_name, reviewer, serving, ctx.clock),
@@ -106,13 +108,16 @@ def build(
     )
     pod_resources = PodResourcesServer(
         socket=edges.paths.root / "pod-resources" / "kubelet.sock",
-        active=table.active_pods,
-        assigned=served.cm.assigned,
+        resources=PodResources(
+            active=table.active_pods,
+            assigned=served.cm.assigned,
+            listed=table.active_pods if settings.gates.enabled("KubeletPodResourcesListUseActivePods") else table.pods,
+        ),
         clock=ctx.clock,
         metrics=ctx.metrics,
     )
     add_agent_metrics(ctx.metrics, settings)
-    services = Services(producers=[pod_resources, node_server])
+    services = Services(producers=[pod_resources, node_server, *([stalls] if stalls else [])])
     if feed is not None:
         socket = edges.paths.root / "pods-api" / "pods-api.sock"
         services.producers.append(PodsServer(socket=socket, feed=feed, clock=ctx.clock, metrics=ctx.metrics))
@@ -135,11 +140,24 @@ def https(
         make_authorizer(settings=settings.authorization, reviewer=reviewer, node_name=node_name, clock=clock),
     )
     ca = settings.authentication.x509.client_ca_file
-    tls = TlsFiles(rules=tls_rules(settings), serving=serving, client_ca=Path(ca) if ca else None)
+    # What the cluster's signer gives is always followed.
+    by_signer = settings.server_tls_bootstrap
+    reload = Reload(
+        certificate=by_signer or gates.enabled("ReloadKubeletServerCertificateFile"),
+        client_ca=gates.enabled("ReloadKubeletClientCAFile"),
+    )
+    tls = TlsFiles(rules=tls_rules(settings), serving=serving, client_ca=Path(ca) if ca else None, reload=reload)
     return Https(gate=gate, tls=tls, offers=Offers.of(settings, gates))
 
 
-def _handlers(ctx: Context, edges: Edges, served: Subsystems, health: HealthRoutes, stats: NodeStatsSource) -> Handlers:
+def _handlers(
+    ctx: Context,
+    edges: Edges,
+    served: Subsystems,
+    health: HealthRoutes,
+    stats: NodeStatsSource,
+    stalls: LoopStalls | None,
+) -> Handlers:
     settings, clock, cri, table = ctx.settings, ctx.clock, edges.cri, served.table
     gates = settings.gates
     return Handlers(
@@ -161,7 +179,7 @@ def _handlers(ctx: Context, edges: Edges, served: Subsystems, health: HealthRout
             clock=clock,
         ),
         system_logs=SystemLogs(root=Path("/var/log"), query_enabled=settings.config.server.enable_system_log_query),
-        debug=DebugRoutes(set_verbosity=set_verbosity, clock=clock),
+        debug=DebugRoutes(set_verbosity=set_verbosity, clock=clock, stalls=stalls.shown if stalls else None),
     )
 
 
@@ -217,7 +235,3 @@ def serving_files(settings: Settings, host: str, ips: Sequence[str]) -> FindServ
 def flag_values(flags: NodeFlags) -> Mapping[str, str]:
     """The command line's flags, for /flagz."""
     return {field.name.replace("_", "-"): str(getattr(flags, field.name)) for field in fields(flags)}
-
-
-def set_verbosity(level: int) -> None:
-    logging.getLogger("pykubelet").setLevel(logging.DEBUG if level >= DEBUG_FROM else logging.INFO)

@@ -15,15 +15,16 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import FrameType
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from pykubelet.api.codec import encode_json
+from pykubelet.kit import log
 from pykubelet.kit.clock import Clock, utc
 from pykubelet.kit.host_calls import host_calls
+from pykubelet.server.profiles import collapsed, heap_objects
 from pykubelet.server.requests import Refused, Reply, Request, Response
 
 logger = logging.getLogger(__name__)
@@ -36,8 +37,7 @@ class HealthCheck(Struct, frozen=True):
 
 
 PING = HealthCheck("ping", lambda: "")
-LOG = HealthCheck("log", lambda: "")
-"""Upstream looks whether its log buffer is stuck; ours has none."""
+LOG = HealthCheck("log", log.problem)
 
 
 class HealthRoutes:
@@ -150,7 +150,12 @@ class ConfigRoutes:
         return Response.json(msgspec.json.encode(found, enc_hook=str) + b"\n")
 
 
-PROFILES = ("cmdline", "goroutine", "profile", "threads")
+PROFILES = ("block", "cmdline", "goroutine", "heap", "profile", "threads")
+MEANINGS = """block: stacks that held the event loop up, with milliseconds (enableContentionProfiling)
+goroutine: stacks of all tasks
+heap: objects by type, their number and bytes
+profile?seconds=N: samples, one stack a line
+"""
 SAMPLE_EVERY = 0.01
 MAX_SECONDS = 300.0
 DEFAULT_SECONDS = 10.0
@@ -158,16 +163,24 @@ STACK_LIMIT = 30
 
 
 class DebugRoutes:
-    def __init__(self, *, set_verbosity: Callable[[int], None], clock: Clock) -> None:
+    def __init__(
+        self, *, set_verbosity: Callable[[int], None], clock: Clock, stalls: Callable[[], str] | None = None
+    ) -> None:
+        """`stalls` is what held the event loop up; None when that is not watched."""
         self._set_verbosity = set_verbosity
         self._clock = clock
+        self._stalls = stalls
 
     async def index(self, request: Request) -> Reply:
         lines = "".join(f"/debug/pprof/{name}\n" for name in PROFILES)
-        return Response.text(f"{lines}\ngoroutine: stacks of all tasks; profile?seconds=N: samples, one stack a line\n")
+        return Response.text(f"{lines}\n{MEANINGS}")
 
     async def profile(self, request: Request) -> Reply:
         match request.params["name"]:
+            case "block":
+                return Response.text(self._stalls() if self._stalls else "enableContentionProfiling is off\n")
+            case "heap":
+                return Response.text(await host_calls.run(heap_objects, name="counting objects", within=60.0))
             case "cmdline":
                 return Response.text("\0".join(sys.argv))
             case "goroutine":
@@ -187,7 +200,7 @@ class DebugRoutes:
         def sample() -> None:
             while not stop.wait(SAMPLE_EVERY):
                 if frame := sys._current_frames().get(watched):
-                    found[_collapsed(frame)] += 1
+                    found[collapsed(frame)] += 1
 
         thread = threading.Thread(target=sample, name="profile", daemon=True)
         thread.start()
@@ -213,15 +226,6 @@ def _seconds(request: Request) -> float:
     if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= MAX_SECONDS):
         raise Refused(400, f"seconds must be 1 to {MAX_SECONDS:g}\n")
     return float(text)
-
-
-def _collapsed(frame: FrameType | None) -> str:
-    parts: list[str] = []
-    while frame is not None:
-        code = frame.f_code
-        parts.append(f"{code.co_filename.rpartition('/')[2]}:{code.co_name}")
-        frame = frame.f_back
-    return ";".join(reversed(parts))
 
 
 def task_stacks() -> str:

@@ -169,10 +169,8 @@ def add_agent_metrics(metrics: Registry, settings: Settings) -> None:
     host_calls.measure(metrics)
     gates = metrics.gauge("kubernetes_feature_enabled", "Feature gates, 1 for on.", ("name", "stage"))
     for gate in known_gates().values():
-        if gate.kubelet:
-            gates.set(
-                float(settings.gates.enabled(gate.name)), gate.name, GATE_STAGES.get(gate.stage, gate.stage.upper())
-            )
+        stage = GATE_STAGES.get(gate.stage, gate.stage.upper())
+        gates.set(float(settings.gates.enabled(gate.name)), gate.name, stage)
     total = metrics.counter("process_cpu_seconds_total", "Total user and system CPU time spent in seconds.")
     gauges = {name: metrics.gauge(f"process_{name}", text) for name, text in PROCESS_HELP.items()}
 

@@ -26,12 +26,14 @@ ActivePods = Callable[[], Iterable[Pod]]
 class PodResources:
     """The service's responses as messages; pure but for reading the assignments."""
 
-    def __init__(self, *, active: ActivePods, assigned: AssignedResources) -> None:
+    def __init__(self, *, active: ActivePods, assigned: AssignedResources, listed: ActivePods | None = None) -> None:
+        """`listed` are the pods that List shows, if not the active ones."""
         self._active = active
+        self._listed = listed or active
         self._assigned = assigned
 
     def list(self) -> v1.ListPodResourcesResponse:
-        return v1.ListPodResourcesResponse(pod_resources=[self._of(pod) for pod in self._active()])
+        return v1.ListPodResourcesResponse(pod_resources=[self._of(pod) for pod in self._listed()])
 
     def list_devices(self) -> v1alpha1.ListPodResourcesResponse:
         """As v1alpha1 has it: names of devices only."""
@@ -129,11 +131,9 @@ class PodResourcesServer:
 
     name = "pod-resources"
 
-    def __init__(
-        self, *, socket: Path, active: ActivePods, assigned: AssignedResources, clock: Clock, metrics: Registry
-    ) -> None:
+    def __init__(self, *, socket: Path, resources: PodResources, clock: Clock, metrics: Registry) -> None:
         self._socket = socket
-        self._resources = PodResources(active=active, assigned=assigned)
+        self._resources = resources
         self._limit = CallLimit(clock)
         self._calls = _Calls(metrics)
 

@@ -160,13 +160,25 @@ FindServing = Callable[[], ServingFiles | None]
 """Where the certificate is just now; None while there is none yet (a request is waiting for approval)."""
 
 
+class Reload(Struct, frozen=True, kw_only=True):
+    """Which files are read again when they change; the others are read once."""
+
+    certificate: bool = True
+    client_ca: bool = True
+
+
 class TlsFiles:
     """The newest usable context. `generation` grows when callers' certificates must be judged anew."""
 
-    def __init__(self, *, rules: TlsRules, serving: FindServing, client_ca: Path | None) -> None:
+    def __init__(
+        self, *, rules: TlsRules, serving: FindServing, client_ca: Path | None, reload: Reload | None = None
+    ) -> None:
         self._rules = rules
-        self._serving = serving
-        self._client_ca = client_ca
+        self._find = serving
+        self._ca_file = client_ca
+        self._reload = reload or Reload()
+        self._copies: dict[Path, Path] = {}
+        """Of files that are not read again."""
         self._context: ssl.SSLContext | None = None
         self._seen: object = None
         self._seen_ca: object = None
@@ -184,6 +196,28 @@ class TlsFiles:
             self._seen = mark
             self._renew(files, ca_mark)
         return self._context
+
+    def _serving(self) -> ServingFiles | None:
+        files = self._find()
+        if files is None or self._reload.certificate:
+            return files
+        return ServingFiles(self._as_first_seen(files.certificate), self._as_first_seen(files.key))
+
+    @property
+    def _client_ca(self) -> Path | None:
+        if self._ca_file is None or self._reload.client_ca:
+            return self._ca_file
+        return self._as_first_seen(self._ca_file)
+
+    def _as_first_seen(self, path: Path) -> Path:
+        """A copy that does not change; the file itself while it cannot be read, so that errors name it."""
+        if path not in self._copies:
+            try:
+                content = path.read_bytes()
+            except OSError:
+                return path
+            self._copies[path] = copy_in_memory(content)
+        return self._copies[path]
 
     def check(self) -> None:
         """Fail now, with the file's name, rather than at the first handshake. No certificate yet is fine."""
@@ -221,6 +255,14 @@ class TlsFiles:
         if self._client_ca is not None:
             _load_client_ca(context, self._client_ca)
         return context
+
+
+def copy_in_memory(content: bytes) -> Path:
+    """A file that exists for this process alone, for as long as it runs."""
+    descriptor = os.memfd_create("tls", os.MFD_CLOEXEC)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    return Path(f"/proc/self/fd/{descriptor}")
 
 
 def _load_client_ca(context: ssl.SSLContext, path: Path) -> None:

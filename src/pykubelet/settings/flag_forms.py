@@ -65,7 +65,12 @@ class PriorityGracePeriod:
 class VModuleItem:
     """A log verbosity for the source files that match a pattern."""
 
-    file_pattern: str = setting("filePattern", STRING, "", "Base name of the source file, * and ? allowed.")
+    file_pattern: str = setting(
+        "filePattern",
+        STRING,
+        "",
+        "Name of the source file without its ending, or its path below the package; * and ? allowed.",
+    )
     verbosity: int = setting("verbosity", UINT32, 0, "Verbosity for these files.")
 
 

@@ -18,6 +18,7 @@ from pykubelet.settings.kinds import INT32, WrongValue
 from pykubelet.settings.node_flags import NodeFlags
 from pykubelet.settings.schema import all_settings, settings_of
 from pykubelet.settings.settings import KUBERNETES_VERSION, is_same_release
+from pykubelet.settings.without_effect import REASONS, by_reason, described
 
 # Flags of configuration fields that Kubernetes means to keep; all others of them are deprecated.
 KEPT_FLAGS = frozenset({"v", "vmodule", "log-flush-frequency", "provider-id", "fail-cgroupv1"})
@@ -31,7 +32,7 @@ DEPRECATED_NODE_FLAGS = frozenset(
     }
 )
 
-# Leftovers of the statistics library inside the Go kubelet: accepted so that old unit files start.
+# Accepted so that old unit files start; without_effect.py says why they do nothing.
 IGNORED_FLAGS: dict[str, FlagForm] = {
     "application-metrics-count-limit": plain_form(INT32),
     "boot-id-file": TEXT,
@@ -100,7 +101,7 @@ def _node_flags() -> Iterator[Flag]:
             name=info.flag,
             form=form,
             group="node",
-            doc=info.doc,
+            doc=described(info.doc, f"--{info.flag}"),
             default=info.default,
             attributes=(attribute,),
             deprecated="it will be removed in a future version" if info.flag in DEPRECATED_NODE_FLAGS else "",
@@ -118,7 +119,7 @@ def _config_flags() -> Iterator[Flag]:
             name=info.flag,
             form=form,
             group=ref.attributes[0],
-            doc=info.doc,
+            doc=described(info.doc, ref.path),
             default=info.legacy,
             shorthand="v" if info.flag == "v" else "",
             path=ref.path,
@@ -144,7 +145,7 @@ def all_flags() -> dict[str, Flag]:
     ]
     for name, form in IGNORED_FLAGS.items():
         flags.append(
-            Flag(name=name, form=form, group="ignored", doc="", deprecated="it has no effect and will be removed")
+            Flag(name=name, form=form, group="ignored", doc="", deprecated="it will be removed in a future version")
         )
     return {flag.name: flag for flag in flags}
 
@@ -259,7 +260,7 @@ TITLES = {
 
 
 def help_text() -> str:
-    """Usage and every flag that has an effect."""
+    """Usage, every flag, and what has no effect."""
     parts = [
         "pykubelet runs the pods of this machine: those of a Kubernetes cluster, of a folder, or both.",
         "",
@@ -272,7 +273,16 @@ def help_text() -> str:
     for group, title in TITLES.items():
         parts += ["", f"{title}:"]
         parts += [_entry(flag) for flag in sorted(_of(group), key=lambda flag: flag.name)]
+    parts += ["", "Accepted, without effect:", *_without_effect()]
     return "\n".join(parts) + "\n"
+
+
+def _without_effect() -> Iterator[str]:
+    """Every field, flag and gate that changes nothing, by the reason."""
+    for reason, names in by_reason(REASONS).items():
+        text = ", ".join(names)
+        yield textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+        yield f"          {reason}"
 
 
 def _of(group: str) -> list[Flag]:

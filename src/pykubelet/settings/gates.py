@@ -14,9 +14,7 @@ from functools import cache
 from types import MappingProxyType
 
 from pykubelet.settings.errors import hint
-
-WITHOUT_EFFECT = {"KubeletSeparateDiskGC": "images and writable layers on different disks are always told apart"}
-"""Gates of features that cannot be switched off here, and why."""
+from pykubelet.settings.without_effect import GATES
 
 # These two switch every gate of a stage at once; a gate named by itself still wins.
 GROUP_SWITCHES = {"AllAlpha": "Alpha", "AllBeta": "Beta"}
@@ -78,13 +76,21 @@ class Gates:
                 return self.chosen[switch]
         return gate.default
 
+    def switched_off(self, name: str) -> bool:
+        """Whether the operator set this gate to false; for features that are on here although the default is off."""
+        return not self.chosen.get(name, True)
+
+    def in_vain(self) -> list[str]:
+        """The chosen gates that differ from their default and switch nothing here."""
+        return [
+            name for name in sorted(self.chosen) if name in GATES and self.chosen[name] != known_gates()[name].default
+        ]
+
     def warnings(self) -> list[str]:
-        """One sentence for each chosen gate that has no effect or will be removed."""
+        """One sentence for each chosen gate that will be removed."""
         lines = []
         for name in sorted(self.chosen):
             gate = known_gates().get(name)
-            if name in WITHOUT_EFFECT and gate is not None and self.chosen[name] != gate.default:
-                lines.append(f"featureGates: {name} is accepted, without effect: {WITHOUT_EFFECT[name]}")
             if gate is not None and gate.stage in ("GA", "Deprecated"):
                 lines.append(f"featureGates: {name} is {gate.stage} and the gate will be removed in a future release")
         return lines
@@ -119,14 +125,12 @@ def _word(value: bool) -> str:
 # One gate a line: `Name on|off Stage [locked] [needs A,B]`; needs that are locked on are left out.
 KUBELET_GATES = """
 AllowDNSOnlyNodeCSR off Deprecated
-AllowInsecureKubeletCertificateSigningRequests off Deprecated
 CPUManagerPolicyAlphaOptions off Alpha
 CPUManagerPolicyBetaOptions on Beta
 CPUManagerPolicyOptions on GA locked
 CRIListStreaming off Alpha
 CSIVolumeHealth off Alpha
 ChangeContainerStatusOnKubeletRestart off Deprecated
-ClusterTrustBundle off Beta
 ClusterTrustBundleProjection off Beta needs ClusterTrustBundle
 ComponentFlagz on Beta
 ComponentStatusz on Beta
@@ -135,13 +139,7 @@ ContainerRestartRules on Beta
 ContainerStopSignals off Alpha
 ContextualLogging on Beta
 CustomCPUCFSQuotaPeriod on GA
-DRAAdminAccess on GA locked
-DRAConsumableCapacity on Beta
-DRADeviceBindingConditions on Beta needs DRAResourceClaimDeviceStatus
-DRADeviceTaints on Beta
 DRAExtendedResource on Beta
-DRAPartitionableDevices on Beta
-DRAPrioritizedList on GA
 DRAWorkloadResourceClaims off Alpha needs GenericWorkload
 DisableCPUQuotaWithExclusiveCPUs on Deprecated
 DisableNodeKubeProxyVersion on Deprecated locked
@@ -225,6 +223,7 @@ APIServerIdentity on Beta
 APIServerTracing on GA locked
 APIServingWithRoutine off Alpha
 AggregatedDiscoveryRemoveBetaType on Deprecated locked
+AllowInsecureKubeletCertificateSigningRequests off Deprecated
 AllowOverwriteTerminationGracePeriodSeconds off Deprecated locked
 AllowParsingUserUIDFromCertAuth on Beta
 AllowServiceExternalIPs on GA
@@ -247,6 +246,7 @@ ClientsAllowTLSCacheGC on Beta
 ClientsPreferCBOR off Alpha
 CloudControllerManagerWatchBasedRoutesReconciliation off Alpha
 CloudControllerManagerWebhook off Alpha
+ClusterTrustBundle off Beta
 ConcurrentWatchObjectDecode off Beta
 ConsistentListFromCache on GA locked
 ConstrainedImpersonation on Beta
@@ -254,9 +254,15 @@ ControllerManagerReleaseLeaderElectionLockOnExit off Alpha
 CoordinatedLeaderElection off Beta
 CrossNamespaceVolumeDataSource off Alpha
 CustomResourceFieldSelectors on GA locked
+DRAAdminAccess on GA locked
+DRAConsumableCapacity on Beta
+DRADeviceBindingConditions on Beta needs DRAResourceClaimDeviceStatus
 DRADeviceTaintRules off Beta needs DRADeviceTaints
+DRADeviceTaints on Beta
 DRAListTypeAttributes off Alpha
 DRANodeAllocatableResources off Alpha
+DRAPartitionableDevices on Beta
+DRAPrioritizedList on GA
 DRAResourceClaimDeviceStatus on Beta
 DRAResourceClaimGranularStatusAuthorization on Beta needs DRAResourceClaimDeviceStatus
 DRAResourcePoolStatus off Alpha
@@ -280,6 +286,7 @@ JobBackoffLimitPerIndex on GA locked
 JobManagedBy on GA locked
 JobPodReplacementPolicy on GA locked
 JobSuccessPolicy on GA locked
+KMSv1 off Deprecated
 KubeletCgroupDriverFromCRI on GA locked
 KubeletPodResourcesDynamicResources on GA locked
 ListFromCacheSnapshot on Beta
@@ -348,6 +355,7 @@ StructuredAuthenticationConfigurationJWKSMetrics on Beta
 TokenRequestServiceAccountUIDValidation on Beta
 TopologyAwareWorkloadScheduling off Alpha needs GenericWorkload
 TranslateStreamCloseWebsocketRequests on Beta
+UnauthenticatedHTTP2DOSMitigation on Beta
 UnknownVersionInteroperabilityProxy on Beta needs APIServerIdentity
 UnlockWhileProcessingFIFO on Beta
 VolumeAttributesClass on GA locked

@@ -85,8 +85,6 @@ class Setting:
     """A pointer in the Kubernetes type: an explicit zero stays, only absence takes the default."""
     legacy: object
     """The default when no configuration file is given; the same as `default` for nearly all."""
-    without_effect: str = ""
-    """Why a setting that is read and checked changes nothing here; "" for one that acts."""
 
 
 def setting(
@@ -100,11 +98,8 @@ def setting(
     optional: bool = False,
     legacy: object = MISSING,
     secret: bool = False,
-    without_effect: str = "",
 ) -> Any:
     """A dataclass field that knows its wire name, flag, default and meaning."""
-    if without_effect:
-        doc = f"{doc} Accepted, without effect: {without_effect}."
     info = Setting(
         wire=wire,
         kind=kind,
@@ -114,7 +109,6 @@ def setting(
         flag_form=flag_form,
         optional=optional,
         legacy=default if legacy is MISSING else legacy,
-        without_effect=without_effect,
     )
     metadata = {"setting": info}
     # A secret stays out of repr(), and with that out of logs and assertion messages.

@@ -17,7 +17,7 @@ from pykubelet.settings.decode import Origin, decode_config, default_config, enc
 from pykubelet.settings.errors import SettingsError, printable
 from pykubelet.settings.flags import ParsedFlags, all_flags, help_text, parse_flags
 from pykubelet.settings.gates import Gates
-from pykubelet.settings.kinds import PATH, describe
+from pykubelet.settings.kinds import PATH, Setting, describe
 from pykubelet.settings.node_flags import IPAddress, NodeFlags, parse_node_ips
 from pykubelet.settings.schema import (
     API_VERSION,
@@ -32,6 +32,7 @@ from pykubelet.settings.schema import (
 from pykubelet.settings.settings import KUBERNETES_VERSION, raw_version_text, read_environment, version_text
 from pykubelet.settings.settings import Settings as Settings
 from pykubelet.settings.validate import config_problems, flag_problems
+from pykubelet.settings.without_effect import FIELDS, FLAGS, LEFTOVER_FLAGS, VARIABLES, warning
 
 # Far more than any configuration; a device or a wrong file must not fill the memory.
 MAX_FILE_BYTES = 4 * 1024 * 1024
@@ -122,6 +123,7 @@ def without_nulls(patch: Any) -> Any:
 
 
 DEPRECATED_FIELDS = ("iptablesMasqueradeBit", "iptablesDropBit", "streamingConnectionIdleTimeout")
+"""As Kubernetes marks them; each warns where a file has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,8 +184,9 @@ def load_settings(
         node_ips=node_ips,
         kubernetes_version=version if version.startswith("v") else KUBERNETES_VERSION,
     )
-    idle = without_effect(config, flags)
-    warnings = [*parsed.warnings, *warnings, *sources.warnings, *idle, *final_gates.warnings()]
+    variables = [name for name in VARIABLES if environ.get(name)]
+    vain = warning([*_in_vain(config, flags, parsed), *final_gates.in_vain(), *variables])
+    warnings = [*parsed.warnings, *warnings, *sources.warnings, *filter(None, [vain]), *final_gates.warnings()]
     return LoadedSettings(settings=settings, warnings=tuple(map(printable, warnings)))
 
 
@@ -195,16 +198,19 @@ def _node_ips(flags: NodeFlags, faults: list[str]) -> tuple[tuple[IPAddress, ...
         return (), []
 
 
-def without_effect(config: KubeletConfig, flags: NodeFlags) -> list[str]:
-    """A sentence for each setting that was chosen and has no effect here."""
-    own = [ref for ref in all_settings() if ref.setting.without_effect]
-    chosen = [(ref.path, ref.setting, value_at(config, ref.attributes)) for ref in own]
-    chosen += [(f"--{info.flag}", info, getattr(flags, name)) for name, info in settings_of(NodeFlags).values()]
-    return [
-        f"{name} is accepted, without effect: {info.without_effect}"
-        for name, info, value in chosen
-        if info.without_effect and value not in (info.default, info.legacy)
+def _in_vain(config: KubeletConfig, flags: NodeFlags, parsed: ParsedFlags) -> list[str]:
+    """The chosen fields and flags that change nothing here."""
+    refs = [ref for ref in all_settings() if ref.path in FIELDS and "[]" not in ref.path]
+    found = [ref.path for ref in refs if _differs(ref.setting, value_at(config, ref.attributes))]
+    own = settings_of(NodeFlags).values()
+    found += [
+        f"--{info.flag}" for name, info in own if f"--{info.flag}" in FLAGS and _differs(info, getattr(flags, name))
     ]
+    return found + [name for name in LEFTOVER_FLAGS if name.removeprefix("--") in parsed.values]
+
+
+def _differs(info: Setting, value: object) -> bool:
+    return value not in (info.default, info.legacy)
 
 
 @dataclass(slots=True)
@@ -234,9 +240,7 @@ class _Sources:
             self.problems += err.problems
             return {}
         self.warnings += [
-            f"{path}: {name} is deprecated and has no effect"
-            for name in DEPRECATED_FIELDS
-            if document.get(name) not in (None, 0, "0s")
+            f"{path}: {name} is deprecated" for name in DEPRECATED_FIELDS if document.get(name) not in (None, 0, "0s")
         ]
         return document
 

@@ -145,7 +145,6 @@ class NodeFlags:
         "",
         "Program to mount with.",
         flag="experimental-mounter-path",
-        without_effect="the host's mount is used",
     )
     experimental_allocatable_ignore_eviction: bool = setting(
         "experimental-allocatable-ignore-eviction",
@@ -160,7 +159,6 @@ class NodeFlags:
         10.0,
         "How often container statistics are collected.",
         flag="housekeeping-interval",
-        without_effect="statistics are read when somebody asks for them",
     )
 
     @property

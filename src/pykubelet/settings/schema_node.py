@@ -214,7 +214,6 @@ class NetworkSettings:
         "promiscuous-bridge",
         "promiscuous-bridge, hairpin-veth or none.",
         flag="hairpin-mode",
-        without_effect="with CRI the network plugin decides",
     )
     make_iptables_util_chains: bool = setting(
         "makeIPTablesUtilChains",
@@ -224,12 +223,8 @@ class NetworkSettings:
         flag="make-iptables-util-chains",
         optional=True,
     )
-    iptables_masquerade_bit: int = setting(
-        "iptablesMasqueradeBit", INT32, 14, "Deprecated and without effect, 0 to 31.", optional=True
-    )
-    iptables_drop_bit: int = setting(
-        "iptablesDropBit", INT32, 15, "Deprecated and without effect, 0 to 31.", optional=True
-    )
+    iptables_masquerade_bit: int = setting("iptablesMasqueradeBit", INT32, 14, "Deprecated; 0 to 31.", optional=True)
+    iptables_drop_bit: int = setting("iptablesDropBit", INT32, 15, "Deprecated; 0 to 31.", optional=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,9 +300,6 @@ class LoggingSettings:
     )
 
 
-NO_SPANS = "this agent sends no spans yet"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracingSettings:
     """Export of traces over OTLP."""
@@ -318,7 +310,6 @@ class TracingSettings:
         None,
         "host:port of the collector; absent: localhost:4317.",
         optional=True,
-        without_effect=NO_SPANS,
     )
     sampling_rate_per_million: int | None = setting(
         "samplingRatePerMillion",
@@ -326,7 +317,6 @@ class TracingSettings:
         None,
         "Samples for each million spans; absent: 0.",
         optional=True,
-        without_effect=NO_SPANS,
     )
 
 

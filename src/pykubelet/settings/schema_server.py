@@ -199,9 +199,8 @@ class ServerSettings:
         "enableContentionProfiling",
         BOOL,
         False,
-        "Profile where goroutines block.",
+        "Watch what holds the event loop up, for /debug/pprof/block.",
         flag="contention-profiling",
-        without_effect="an event loop has no such profile",
     )
     enable_profiling_handler: bool = setting(
         "enableProfilingHandler", BOOL, True, "Offer /debug/pprof/.", optional=True
@@ -239,6 +238,6 @@ class ServerSettings:
         "streamingConnectionIdleTimeout",
         DURATION,
         14400.0,
-        "Deprecated and without effect.",
+        "Deprecated. How long the reader of a log or a stream may take nothing before the connection is closed.",
         flag="streaming-connection-idle-timeout",
     )

@@ -65,8 +65,6 @@ class EnvironmentSettings:
     """WATCHDOG_USEC in seconds: systemd ends a process that is silent for longer."""
     disable_http2: bool = False
     """DISABLE_HTTP2 is not empty."""
-    https_proxy: str = ""
-    no_proxy: str = ""
 
 
 def read_environment(environ: Mapping[str, str], *, process_id: int) -> tuple[EnvironmentSettings, list[str]]:
@@ -87,8 +85,6 @@ def read_environment(environ: Mapping[str, str], *, process_id: int) -> tuple[En
         notify_socket=environ.get("NOTIFY_SOCKET", ""),
         watchdog_timeout=timeout,
         disable_http2=bool(environ.get("DISABLE_HTTP2")),
-        https_proxy=environ.get("HTTPS_PROXY") or environ.get("https_proxy", ""),
-        no_proxy=environ.get("NO_PROXY") or environ.get("no_proxy", ""),
     )
     return settings, problems
 

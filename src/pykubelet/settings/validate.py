@@ -65,6 +65,7 @@ class Checks:
 
 
 MAX_PORT = 65535
+MAX_INT32 = 2**31 - 1
 ALLOWED_NODE_LABELS = frozenset(
     {
         "kubernetes.io/hostname",
@@ -105,6 +106,7 @@ def config_problems(config: KubeletConfig) -> list[str]:
         _check_images,
         _check_allowlist,
         _check_container_logs,
+        _check_logging,
         _check_process,
         check_resources,
     ):
@@ -310,11 +312,33 @@ def _check_container_logs(checks: Checks) -> None:
         checks.fault("podLogsDir", "must contain ASCII characters only")
 
 
+def _check_logging(checks: Checks) -> None:
+    logs = checks.config.process.logging
+    checks.one_of("logging.format", ("text", "json"))
+    if logs.format == "json":
+        checks.needs_gate("logging.format", "LoggingBetaOptions")
+    if logs.flush_frequency <= 0:
+        checks.fault("logging.flushFrequency", "must be greater than zero")
+    checks.within("logging.verbosity", 0, MAX_INT32)
+    if logs.vmodule and logs.format != "text":
+        checks.fault("logging.vmodule", "works only with logging.format text")
+    for index, item in enumerate(logs.vmodule):
+        if not item.file_pattern or set("=,") & set(item.file_pattern):
+            checks.fault(
+                f"logging.vmodule[{index}]", "the file pattern must not be empty or have an equal sign or comma"
+            )
+        if item.verbosity > MAX_INT32:
+            checks.fault(f"logging.vmodule[{index}]", f"verbosity must be {MAX_INT32} or less")
+    for name in ("text", "json"):
+        if checks.value(f"logging.options.{name}.splitStream"):
+            checks.needs_gate(f"logging.options.{name}.splitStream", "LoggingAlphaOptions")
+        size = quantity_of(checks.value(f"logging.options.{name}.infoBufferSize"))
+        if size.value() != 0:
+            checks.needs_gate(f"logging.options.{name}.infoBufferSize", "LoggingAlphaOptions")
+
+
 def _check_process(checks: Checks) -> None:
     process = checks.config.process
-    checks.one_of("logging.format", ("text", "json"))
-    if process.logging.vmodule and process.logging.format != "text":
-        checks.fault("logging.vmodule", "works only with logging.format text")
     if process.tracing is not None:
         rate, endpoint = process.tracing.sampling_rate_per_million, process.tracing.endpoint
         if rate is not None and not 0 <= rate <= 1_000_000:
@@ -385,6 +409,8 @@ def _check_cgroups(checks: Checks) -> None:
     checks.one_of("cgroupDriver", ("cgroupfs", "systemd"))
     if cgroups.system_cgroups and not cgroups.cgroup_root:
         checks.fault("systemCgroups", "needs cgroupRoot (--cgroup-root)")
+    if cgroups.system_cgroups == "/":
+        checks.fault("systemCgroups", "must not be the root group")
     checks.one_of("memorySwap.swapBehavior", ("", "NoSwap", "LimitedSwap"))
     factor = cgroups.memory_throttling_factor
     if not 0 < factor <= 1:

@@ -6,10 +6,12 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from pykubelet.api.manifest import Allowed
 from pykubelet.context import Context
 from pykubelet.edges import Edges
 from pykubelet.kit.tasks import Service, Services
 from pykubelet.model.pod import Source
+from pykubelet.pods.admission import HOST_NETWORK_GATE
 from pykubelet.pods.gated_fields import field_filter
 from pykubelet.settings.settings import Settings
 from pykubelet.sources.manifests import file_loader, url_loader
@@ -36,14 +38,17 @@ def build(ctx: Context, edges: Edges) -> Sources:
     mux = PodMux(
         sources=source_kinds(ctx.settings, edges), events=ctx.events, clock=ctx.clock, filtered=field_filter(gates)
     )
-    may_refer = not gates.enabled("PreventStaticPodAPIReferences")
+    allowed = Allowed(
+        api_references=not gates.enabled("PreventStaticPodAPIReferences"),
+        users_in_host_network=gates.enabled(HOST_NETWORK_GATE),
+    )
     found: list[Service] = []
     if config.static_pod_path:
         found.append(
             StaticSource(
                 path=Path(config.static_pod_path),
                 check_period=config.file_check_frequency,
-                load=file_loader(ctx.node_name, may_refer=may_refer),
+                load=file_loader(ctx.node_name, allowed=allowed),
                 deliver=mux.deliver,
                 events=ctx.events,
                 clock=ctx.clock,
@@ -55,7 +60,7 @@ def build(ctx: Context, edges: Edges) -> Sources:
                 url=config.static_pod_url,
                 headers={name: ", ".join(values) for name, values in config.static_pod_url_header.items()},
                 check_period=config.http_check_frequency,
-                load=url_loader(ctx.node_name, may_refer=may_refer),
+                load=url_loader(ctx.node_name, allowed=allowed),
                 fetch=edges.fetch,
                 deliver=mux.deliver,
                 events=ctx.events,

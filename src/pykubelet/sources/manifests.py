@@ -17,7 +17,14 @@ from typing import Final
 
 from msgspec import Struct
 
-from pykubelet.api.manifest import SHOWN_PROBLEMS, InvalidManifest, ManifestWarnings, load_static_pods
+from pykubelet.api.manifest import (
+    NOTHING_SPECIAL,
+    SHOWN_PROBLEMS,
+    Allowed,
+    InvalidManifest,
+    ManifestWarnings,
+    load_static_pods,
+)
 from pykubelet.api.types import Pod
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import full_name
@@ -297,13 +304,13 @@ def in_one_line(error: Exception) -> str:
     return "; ".join(line.strip() for line in str(error).splitlines() if line.strip()) or type(error).__name__
 
 
-def file_loader(node_name: str, *, may_refer: bool = False) -> LoadPod:
-    """Make what reads the one pod of a manifest file. `may_refer`: to objects of the API server."""
+def file_loader(node_name: str, *, allowed: Allowed = NOTHING_SPECIAL) -> LoadPod:
+    """Make what reads the one pod of a manifest file."""
 
     def load(data: bytes, origin: str) -> Pod:
         warnings: ManifestWarnings = []
         pods = load_static_pods(
-            data, node_name=node_name, source="file", origin=origin, warnings=warnings, may_refer=may_refer
+            data, node_name=node_name, source="file", origin=origin, warnings=warnings, allowed=allowed
         )
         _log_unknown_fields(warnings, origin)
         return pods[0]
@@ -311,13 +318,13 @@ def file_loader(node_name: str, *, may_refer: bool = False) -> LoadPod:
     return load
 
 
-def url_loader(node_name: str, *, may_refer: bool = False) -> LoadPods:
+def url_loader(node_name: str, *, allowed: Allowed = NOTHING_SPECIAL) -> LoadPods:
     """Make what reads the pods of an answer from a URL."""
 
     def load(data: bytes, origin: str) -> Sequence[Pod]:
         warnings: ManifestWarnings = []
         pods = load_static_pods(
-            data, node_name=node_name, source="http", origin=origin, warnings=warnings, may_refer=may_refer
+            data, node_name=node_name, source="http", origin=origin, warnings=warnings, allowed=allowed
         )
         _log_unknown_fields(warnings, origin)
         return pods

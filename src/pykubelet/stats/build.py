@@ -9,6 +9,7 @@ from pykubelet.context import Context
 from pykubelet.edges import Edges, ServeEdges
 from pykubelet.kit.tasks import Services
 from pykubelet.model.pod_resources import limits_disk
+from pykubelet.model.reasons import WARNING
 from pykubelet.pods.table import PodTable
 from pykubelet.stats.provider import StatsProvider, StatsSettings
 from pykubelet.stats.snapshot import CgroupNames
@@ -52,6 +53,9 @@ def build(ctx: Context, edges: Edges, spec: NodeSpec, table: PodTable, volumes: 
         metrics=ctx.metrics,
         period=config.volumes.volume_stats_agg_period,
         is_limited=limits_disk if config.volumes.local_storage_capacity_isolation else lambda pod: False,
+        on_abnormal=lambda pod, volume: ctx.events.pod_event(
+            pod, WARNING, "VolumeConditionAbnormal", f"Volume {volume.name}: {volume.condition}"
+        ),
     )
     return Stats(provider=provider, volumes=measured, cgroups=cgroups, services=Services(managers=[measured]))
 

@@ -91,6 +91,9 @@ class NodeStatsSource:
     def _volume_gauges(self, registry: Registry) -> Callable[[], None]:
         labels = ("namespace", "persistentvolumeclaim")
         gauges = [(registry.gauge(name, text, labels), field) for name, text, field in VOLUME_GAUGES]
+        health = registry.gauge(
+            "kubelet_volume_stats_health_status_abnormal", "1 for a volume its driver finds abnormal, else 0", labels
+        )
 
         def refresh() -> None:
             claimed = [
@@ -101,6 +104,7 @@ class NodeStatsSource:
             ]
             for gauge, field in gauges:
                 gauge.replace({claim: float(getattr(volume, field)) for claim, volume in claimed})
+            health.replace({claim: float(volume.abnormal) for claim, volume in claimed if volume.abnormal is not None})
 
         return refresh
 

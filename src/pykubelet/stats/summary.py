@@ -92,9 +92,14 @@ class PvcReference(Shape, kw_only=True):
     namespace: str
 
 
+class VolumeHealthStats(Shape, kw_only=True):
+    abnormal: bool
+
+
 class VolumeStats(FsStats, kw_only=True):
     name: str
     pvc_ref: PvcReference | None = None
+    volume_health_stats: VolumeHealthStats | None = None
 
 
 class ContainerStats(Shape, kw_only=True):
@@ -406,6 +411,7 @@ def _volume(volume: VolumeUsage, time_ns: int, pod: PodItem) -> VolumeStats:
         inodes=volume.inodes,
         inodes_used=volume.inodes_used,
         pvc_ref=PvcReference(name=claim[1], namespace=claim[0]) if claim is not None else None,
+        volume_health_stats=VolumeHealthStats(abnormal=volume.abnormal) if volume.abnormal is not None else None,
     )
 
 

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from pykubelet.api.types import Pod
 from pykubelet.kit.clock import Clock
@@ -44,6 +44,9 @@ class PodVolumeStats(Measurement, frozen=True, kw_only=True):
     volumes: tuple[VolumeUsage, ...]
 
 
+NO_VOLUMES = PodVolumeStats(time_ns=0, volumes=())
+
+
 class VolumeStatsCalculator:
     """A service; `of_pod` answers at any time with the latest measurement."""
 
@@ -58,6 +61,7 @@ class VolumeStatsCalculator:
         metrics: Registry,
         period: float = 60.0,
         is_limited: Callable[[Pod], bool] = lambda pod: False,
+        on_abnormal: Callable[[Pod, VolumeUsage], None] = lambda pod, volume: None,
     ) -> None:
         """A period of zero or less disables measuring, except of pods with limits."""
         self._meter = meter
@@ -65,6 +69,9 @@ class VolumeStatsCalculator:
         self._clock = clock
         self._period = period
         self._is_limited = is_limited
+        self._on_abnormal = on_abnormal
+        self._reported: dict[tuple[str, str], tuple[str, float]] = {}
+        """Pod and volume to what was last reported about its condition, and when."""
         self._found: dict[str, PodVolumeStats] = {}
         self._next: dict[str, float] = {}
         self._under_way: set[str] = set()
@@ -120,7 +127,8 @@ class VolumeStatsCalculator:
         wanted = self._wanted()
         for uid in [uid for uid in (*self._next, *self._found) if uid not in wanted]:
             self._next.pop(uid, None)
-            self._found.pop(uid, None)
+            for volume in self._found.pop(uid, NO_VOLUMES).volumes:
+                self._reported.pop((uid, volume.name), None)
         for uid in wanted:
             self._next.setdefault(uid, now)
         due = [uid for at, uid in sorted((at, uid) for uid, at in self._next.items() if at <= now)]
@@ -139,11 +147,25 @@ class VolumeStatsCalculator:
             logger.warning("volumes cannot be measured", extra={"pod_uid": uid, "error": str(error)})
         else:
             self._found[uid] = PodVolumeStats(time_ns=self._clock.now_ns(), volumes=volumes)
+            self._report_abnormal(uid, pod, volumes)
         finally:
             self._under_way.discard(uid)
             took = self._clock.monotonic() - started
             self._durations.observe(took, "pod")
             self._next[uid] = started + self._rest(uid, pod, took)
+
+    def _report_abnormal(self, uid: str, pod: Pod, volumes: Sequence[VolumeUsage]) -> None:
+        """At once, and again each period for as long as it lasts; pods with limits are measured more often."""
+        now = self._clock.monotonic()
+        for volume in volumes:
+            key = (uid, volume.name)
+            if not volume.abnormal:
+                self._reported.pop(key, None)
+                continue
+            last = self._reported.get(key)
+            if last is None or last[0] != volume.condition or now - last[1] >= self._period:
+                self._reported[key] = (volume.condition, now)
+                self._on_abnormal(pod, volume)
 
     def _rest(self, uid: str, pod: Pod, took: float) -> float:
         found = self._found.get(uid)

@@ -20,12 +20,14 @@ from pykubelet.api.types import (
     ContainerStateWaiting,
     ContainerStatus,
     ContainerUser,
+    ImageVolumeStatus,
     LinuxContainerUser,
     PodStatus,
     QuantityValue,
     ResourceRequirements,
     VolumeMount,
     VolumeMountStatus,
+    VolumeStatus,
 )
 from pykubelet.kit.clock import utc_from_ns
 from pykubelet.model import runtime_status as rt
@@ -160,6 +162,8 @@ class _Conversion:
             last_state=_kept_last_state(run, old),
             volume_mounts=(old.volume_mounts if old is not None else []) or default.volume_mounts,
         )
+        if self._inputs.shows_image_refs:
+            status.volume_mounts = self._with_image_refs(run, status.volume_mounts)
         keeps = self._inputs.keeps_reported or self._inputs.previous is not None
         if run.state is rt.ContainerState.RUNNING and _same_container(run, old) and old is not None and keeps:
             status.started = old.started
@@ -170,6 +174,16 @@ class _Conversion:
             linux = LinuxContainerUser(uid=run.user.uid, gid=run.user.gid, supplemental_groups=groups)
             status.user = ContainerUser(linux=linux)
         return status
+
+    def _with_image_refs(self, run: rt.ContainerStatus, mounts: Sequence[VolumeMountStatus]) -> list[VolumeMountStatus]:
+        images = {volume.name for volume in self._inputs.pod.spec.volumes if volume.image is not None}
+        mounted = {mount.container_path: mount.image for mount in run.mounts if mount.image}
+        return [
+            msgspec.structs.replace(mount, volume_status=VolumeStatus(image=ImageVolumeStatus(image_ref=found)))
+            if mount.name in images and (found := mounted.get(mount.mount_path or ""))
+            else mount
+            for mount in mounts
+        ]
 
     def _restart_count(self, run: rt.ContainerStatus, old: ContainerStatus | None) -> int:
         counted = restart_count_of(run)

@@ -38,6 +38,8 @@ class StatusInputs(Struct, frozen=True, kw_only=True):
     """What the API server shows of `started` and `ready` stands after a restart of the agent."""
     shows_ready_to_start: bool = True
     """Whether the pod shows PodReadyToStartContainers."""
+    shows_image_refs: bool = False
+    """Whether statuses name the images that image volumes were mounted from."""
     terminal: bool = False
     """The pod is being ended: its containers will not start again."""
     failures: Mapping[str, ContainerProblem] = field(default_factory=dict)

@@ -49,6 +49,7 @@ class PodStatusMaker:
         gates = ctx.settings.gates
         self._keeps_reported = not gates.enabled("ChangeContainerStatusOnKubeletRestart")
         self._shows_ready_to_start = gates.enabled("PodReadyToStartContainersCondition")
+        self._shows_image_refs = gates.enabled("ImageVolumeWithDigest")
         self._shows_device_health = gates.enabled("ResourceHealthStatus")
         self._cm = cm
         self._table = table
@@ -94,6 +95,7 @@ class PodStatusMaker:
                 previous=previous,
                 keeps_reported=self._keeps_reported,
                 shows_ready_to_start=self._shows_ready_to_start,
+                shows_image_refs=self._shows_image_refs,
                 terminal=terminal,
                 failures=self._table.start_failures(uid),
                 messages=self._termination_messages(observed),

@@ -97,6 +97,10 @@ class VolumeUsage(Struct, frozen=True, kw_only=True):
     """Namespace and name of its claim."""
     on_node_disk: bool = False
     """Whether it counts as the pod's local ephemeral storage."""
+    abnormal: bool | None = None
+    """Whether its driver finds that something is wrong with it; None when that is not known."""
+    condition: str = ""
+    """The driver's words about that."""
     complete: bool = True
     """False: usage is a lower bound, the walk is still under way."""
 

@@ -10,6 +10,7 @@ import yaml
 
 from pykubelet.api.codec import ManifestError, encode_json
 from pykubelet.api.manifest import (
+    Allowed,
     InvalidManifest,
     ManifestWarnings,
     api_references,
@@ -262,8 +263,25 @@ def test_references_are_a_matter_of_a_gate_but_for_two_kinds() -> None:
 
     def load(**also: Any) -> None:
         document = {**manifest, "spec": {**manifest["spec"], **also}}
-        load_static_pods(json.dumps(document).encode(), node_name="n", source="file", origin="f", may_refer=True)
+        load_static_pods(
+            json.dumps(document).encode(),
+            node_name="n",
+            source="file",
+            origin="f",
+            allowed=Allowed(api_references=True),
+        )
 
     load()
     with pytest.raises(InvalidManifest, match="static pods may not reference resourceclaims"):
         load(resourceClaims=[{"name": "r", "resourceClaimName": "x"}])
+
+
+def test_a_user_namespace_in_the_hosts_network_must_be_allowed() -> None:
+    spec = {"containers": [{"name": "c", "image": "i"}], "hostNetwork": True, "hostUsers": False}
+    data = json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec}).encode()
+    with pytest.raises(InvalidManifest, match=r"spec\.hostNetwork: must not be true when hostUsers is false"):
+        load_static_pods(data, node_name="n", source="file", origin="f")
+    (pod,) = load_static_pods(
+        data, node_name="n", source="file", origin="f", allowed=Allowed(users_in_host_network=True)
+    )
+    assert pod.spec.host_network and pod.spec.host_users is False

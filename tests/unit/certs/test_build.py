@@ -37,3 +37,9 @@ def a_node(**addresses: str) -> Node:
 )
 def test_names_and_addresses(node: Node | None, wanted: Wanted | None) -> None:
     assert wanted_for(node) == wanted
+    assert wanted is None or wanted_for(node, names_suffice=True) == wanted
+
+
+def test_a_name_alone_may_suffice() -> None:
+    assert wanted_for(a_node(Hostname="n1"), names_suffice=True) == Wanted(node_name="n1", dns=("n1",))
+    assert wanted_for(a_node(), names_suffice=True) is None

@@ -4,9 +4,10 @@ import asyncio
 import socket
 from pathlib import Path
 
-from pykubelet.cli.agent import NotifySocket, SystemdNotifier
+from pykubelet.cli.agent import NotifySocket, SystemdNotifier, stuck
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
+from tests.harness import NodeHarness
 
 
 async def told_by(watchdog: float | None, *, ready_after: float, until: float) -> list[tuple[float, str]]:
@@ -37,6 +38,36 @@ async def test_ready_is_said_once_and_the_watchdog_fed_twice_a_period() -> None:
 async def test_a_slow_start_asks_for_more_time() -> None:
     told = await told_by(None, ready_after=25, until=26)
     assert [text for _, text in told] == ["EXTEND_TIMEOUT_USEC=30000000"] * 3 + ["READY=1", "STOPPING=1"]
+
+
+async def test_the_watchdog_is_not_fed_while_the_agent_is_stuck() -> None:
+    clock, told, problem = LoopClock(), list[str](), ""
+    notifier = SystemdNotifier(notify=told.append, watchdog=10, clock=clock)
+    async with running(notifier):
+        notifier.ready(lambda: problem)
+        await asyncio.sleep(11)
+        assert told.count("WATCHDOG=1") == 3
+        problem = "pleg was last seen active 4m ago"
+        await asyncio.sleep(60)
+        assert told.count("WATCHDOG=1") == 3
+        problem = ""
+        await asyncio.sleep(6)
+        assert told.count("WATCHDOG=1") in (4, 5)
+
+
+async def test_what_counts_as_stuck(tmp_path: Path) -> None:
+    node = NodeHarness(tmp_path)
+    await node.start()
+    await node.clock.sleep(30)
+    assert stuck(node.node) == ""
+    node.cri.hang("list_containers")
+    node.cri.hang("list_pod_sandboxes")
+    await node.clock.sleep(300)
+    assert stuck(node.node).startswith("pleg was last seen active")
+    node.cri.hang("status")  # now the runtime is away as a whole
+    await node.clock.sleep(300)
+    assert stuck(node.node) == ""
+    await node.kill()
 
 
 def test_messages_reach_the_socket(tmp_path: Path) -> None:

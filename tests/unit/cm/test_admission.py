@@ -7,6 +7,7 @@ import pytest
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import ContainerRestartRule, Pod, ResourceRequirements
 from pykubelet.cm.admission import NodeNow, PodAdmission
+from pykubelet.model.runtime_status import RuntimeConditions
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.settings.gates import Gates
@@ -80,6 +81,21 @@ CPU = ResourceRequirements(requests={"cpu": "1"})
 )
 def test_features_that_a_change_needs(new: Pod, gates: dict[str, bool], lacking: list[str]) -> None:
     assert an_admission(**gates).lacking_for_change(a_pod(init=[a_container("i")]), new) == lacking
+
+
+def test_what_the_runtime_can_do_is_looked_at_for_each_pod() -> None:
+    pod, able = a_pod(), [False]
+    pod.spec.host_network, pod.spec.host_users = True, False
+    admission = PodAdmission(
+        node=NodeNow(info=lambda: NODE),
+        sysctls=SysctlAllowList.for_kernel("6.1.0", ()),
+        gates=Gates({"UserNamespacesHostNetworkSupport": True}),
+        managers=Managers(),
+        runtime=lambda: RuntimeConditions(user_namespaces_host_network=able[0]),
+    )
+    assert not admission.decide(pod, ()).admitted
+    able[0] = True
+    assert admission.decide(pod, ()).admitted
 
 
 def test_a_running_pod_whose_resize_is_refused_under_pressure_keeps_what_it_has() -> None:

@@ -9,7 +9,7 @@ import os
 import pytest
 
 from pykubelet.api.types import Pod, ResourceRequirements
-from pykubelet.cm.cgroups import CgroupRules, OwnGroup, PodCgroups
+from pykubelet.cm.cgroups import CgroupRules, OwnGroup, PodCgroups, SystemGroup
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.cgroups import CgroupLimits
@@ -193,6 +193,36 @@ async def test_the_agent_is_kept_in_its_group(group: str, driver: str, path: str
         host.members.clear()
         await asyncio.sleep(61)
         assert host.members == ({path: {os.getpid()}} if path else {})
+
+
+@pytest.mark.parametrize(
+    ("group", "driver", "path"), [("/system", "cgroupfs", "/system"), ("system.slice", "systemd", "/system.slice")]
+)
+async def test_processes_of_the_root_group_are_moved(group: str, driver: str, path: str) -> None:
+    host = FakeCgroups()
+    host.members["/"] = {1, 7, 8}
+    async with running(SystemGroup(host=host, group=group, driver=driver, clock=LoopClock())):
+        await asyncio.sleep(1)
+        assert host.members == {"/": {1}, path: {7, 8}}
+        host.members["/"].add(9)
+        await asyncio.sleep(61)
+        assert host.members == {"/": {1}, path: {7, 8, 9}}
+
+
+async def test_processes_stay_where_they_are_without_systemcgroups() -> None:
+    host = FakeCgroups()
+    host.members["/"] = {1, 7}
+    async with running(SystemGroup(host=host, group="", driver="cgroupfs", clock=LoopClock())):
+        await asyncio.sleep(100)
+    assert host.members == {"/": {1, 7}}
+
+
+async def test_a_host_that_lets_no_process_move_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    host = Stubborn()
+    host.members["/"] = {7}
+    async with running(SystemGroup(host=host, group="/system", driver="cgroupfs", clock=LoopClock())):
+        await asyncio.sleep(600)
+    assert caplog.text.count("systemCgroups") == 1
 
 
 async def test_a_host_that_refuses_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

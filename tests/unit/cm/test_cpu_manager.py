@@ -12,9 +12,11 @@ from pykubelet.cm.cpu_manager import CpuOptions, cpu_options, reserved_cpus
 from pykubelet.cm.errors import NotEnoughCpus, NothingShared, NotWholeCores, ResourceManagerError
 from pykubelet.cm.requests import containers_of
 from pykubelet.cm.topology_manager import NO_HINT, Hint, mask_of, topology_options
+from pykubelet.settings.gates import Gates
 from tests.builders import a_container, a_pod, a_sidecar
 from tests.unit.cm.machines import BIG, a_machine, cpus, guaranteed, owner, static_cpus, whole
 
+GATES = ("CPUManagerPolicyAlphaOptions", "CPUManagerPolicyBetaOptions")
 FOUR = a_machine(cores=4, threads=1)
 SMT = a_machine(cores=4, threads=2)
 """Siblings are 4 apart."""
@@ -164,12 +166,17 @@ def test_sockets_are_one_place_with_the_option(tmp_path: Path) -> None:
 )
 def test_options_that_cannot_be(given: dict[str, str], gates: tuple[str, ...], told: str) -> None:
     with pytest.raises(ResourceManagerError, match="cpuManagerPolicyOptions: .*" + told):
-        cpu_options(given, enabled=lambda name: name in gates, topology=BIG, topology_policy="single-numa-node")
+        cpu_options(
+            given,
+            gates=Gates(dict.fromkeys(GATES, False) | dict.fromkeys(gates, True)),
+            topology=BIG,
+            topology_policy="single-numa-node",
+        )
 
 
 def test_options_are_read() -> None:
     given = {"full-pcpus-only": "true", "strict-cpu-reservation": "True", "distribute-cpus-across-numa": "0"}
-    found = cpu_options(given, enabled=lambda name: True, topology=BIG, topology_policy="none")
+    found = cpu_options(given, gates=Gates(dict.fromkeys(GATES, True)), topology=BIG, topology_policy="none")
     assert found == CpuOptions(full_cores=True, strict_reservation=True)
 
 

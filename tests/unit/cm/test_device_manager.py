@@ -237,13 +237,19 @@ async def test_a_device_turns_unhealthy_and_back(tmp_path: Path) -> None:
         assert bed.synced == ["uid-web", "uid-web"]
 
 
-async def test_the_next_life_knows_who_holds_what(tmp_path: Path) -> None:
-    bed = DeviceManagerFixture(tmp_path)
-    made = pod()
+async def after_a_life(folder: Path, made: Pod) -> DeviceManagerFixture:
+    """The pod was given device `a` in a life of the agent that is over, and so is its plugin's."""
+    bed = DeviceManagerFixture(folder)
     async with bed.life() as manager:
         manager.allocate(made, made.spec.containers[0], NO_HINT)
         await manager.response(made, made.spec.containers[0])
     bed.plugin = FakeDevicePlugin([a_device("a"), a_device("b")])
+    return bed
+
+
+async def test_the_next_life_knows_who_holds_what(tmp_path: Path) -> None:
+    made = pod()
+    bed = await after_a_life(tmp_path, made)
     bed.running = {"uid-web"}
     async with bed.life(registers=False) as manager:
         assert manager.had_checkpoint
@@ -262,12 +268,8 @@ async def test_the_next_life_knows_who_holds_what(tmp_path: Path) -> None:
 
 
 async def test_after_a_reboot_a_pod_that_comes_before_its_plugin_is_refused(tmp_path: Path) -> None:
-    bed = DeviceManagerFixture(tmp_path)
     made = pod()
-    async with bed.life() as manager:
-        manager.allocate(made, made.spec.containers[0], NO_HINT)
-        await manager.response(made, made.spec.containers[0])
-    bed.plugin = FakeDevicePlugin([a_device("a"), a_device("b")])
+    bed = await after_a_life(tmp_path, made)
     async with bed.life(registers=False) as manager:
         with pytest.raises(DevicesRefused, match=f"no healthy devices present; cannot allocate unhealthy devices {R}"):
             manager.allocate(made, made.spec.containers[0], NO_HINT)

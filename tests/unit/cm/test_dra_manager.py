@@ -22,6 +22,7 @@ from pykubelet.api.types import (
     PodExtendedResourceClaimStatus,
     PodResourceClaim,
     PodResourceClaimStatus,
+    PodSchedulingGroup,
     PodStatus,
     ResourceClaim,
     ResourceClaimConsumerReference,
@@ -36,6 +37,8 @@ from pykubelet.cm.dra_manager import DraManager
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet, running
 from pykubelet.pods.table import PodTable
+from pykubelet.settings.gates import Gates
+from pykubelet.settings.settings import Settings
 from pykubelet.signals import DeviceHealthChanged, DraDriverRegistered
 from tests.builders import a_container, a_context, a_pod
 from tests.fakes.fake_dra import FakeClaimObjects, FakeDraDriver
@@ -81,13 +84,14 @@ class DraFixture:
     registers: bool = True
     table: PodTable = field(default_factory=PodTable)
     metrics: Registry = field(default_factory=Registry)
+    gates: dict[str, bool] = field(default_factory=dict)
 
     def claim(self, name: str, *pods: str, **fields: Any) -> None:
         self.objects.claims["default", name] = a_claim(name, *pods, **fields)
 
     @asynccontextmanager
     async def life(self) -> AsyncIterator[DraManager]:
-        ctx = a_context(events=self.events, metrics=self.metrics)
+        ctx = a_context(events=self.events, metrics=self.metrics, settings=Settings(gates=Gates(self.gates)))
         manager = DraManager(
             ctx,
             root=self.root,
@@ -285,6 +289,47 @@ async def test_templates_and_extended_resources(tmp_path: Path) -> None:
         assert manager.cdi_devices(pod, pod.spec.containers[0]) == ["d/made=one", "d/made=two", "d/ext=two"]
 
 
+@pytest.mark.parametrize(
+    ("on", "group", "problem"),
+    [
+        (True, "team", None),
+        (False, "team", "was not created for pod web"),
+        (True, "others", "was not created for pod web"),
+        (True, None, "was not created for pod web"),
+    ],
+)
+async def test_claims_of_the_pods_group(tmp_path: Path, on: bool, group: str | None, problem: str | None) -> None:
+    bed = DraFixture(tmp_path, gates={"DRAWorkloadResourceClaims": on})
+    pod = using("web")
+    pod.spec.resource_claims = [PodResourceClaim(name="c", resource_claim_template_name="t")]
+    pod.spec.scheduling_group = PodSchedulingGroup(pod_group_name=group) if group else None
+    pod.status = PodStatus(resource_claim_statuses=[PodResourceClaimStatus(name="c", resource_claim_name="made")])
+    team = OwnerReference(
+        api_version="scheduling.k8s.io/v1alpha2", kind="PodGroup", name="team", uid="g", controller=True
+    )
+    bed.claim("made", owner_references=[team])
+    reserved = ResourceClaimConsumerReference(api_group="scheduling.k8s.io", resource="podgroups", name="team", uid="g")
+    bed.objects.claims["default", "made"].status.reserved_for = [reserved]
+    async with bed.life() as manager:
+        if problem is None:
+            await manager.prepare(pod)
+            return
+        with pytest.raises(ClaimProblem, match=problem):
+            await manager.prepare(pod)
+
+
+async def test_a_claim_reserved_for_another_group_is_not_the_pods(tmp_path: Path) -> None:
+    bed = DraFixture(tmp_path, gates={"DRAWorkloadResourceClaims": True})
+    bed.claim("a")
+    reserved = ResourceClaimConsumerReference(api_group="scheduling.k8s.io", resource="podgroups", name="others")
+    bed.objects.claims["default", "a"].status.reserved_for = [reserved]
+    pod = using("web", "a")
+    pod.spec.scheduling_group = PodSchedulingGroup(pod_group_name="team")
+    async with bed.life() as manager:
+        with pytest.raises(ClaimProblem, match="is not allowed to use ResourceClaim a"):
+            await manager.prepare(pod)
+
+
 async def test_slices_of_a_driver_that_left_are_deleted_but_not_during_an_update(tmp_path: Path) -> None:
     bed = DraFixture(tmp_path)
     async with bed.life() as manager:
@@ -379,6 +424,20 @@ async def test_health_of_devices(tmp_path: Path) -> None:
         assert bed.synced == ["uid-web"]
         await asyncio.sleep(10)
         assert shown()[2] == "Unknown"
+
+
+@pytest.mark.parametrize("on", [True, False])
+async def test_what_a_driver_says_about_the_health_of_a_device(tmp_path: Path, on: bool) -> None:
+    bed = DraFixture(tmp_path, gates={"ResourceHealthStatusMessage": on})
+    bed.claim("a", "web")
+    pod = using("web", "a", request="one")
+    async with bed.life() as manager:
+        await manager.prepare(pod)
+        sick = ClaimedHealth(pool="p", device="a-one", health="Unhealthy", stale_after=10, message="too hot")
+        bed.driver.news.put_nowait([sick])
+        await asyncio.sleep(1)
+        (status,) = manager.health_statuses(pod, "app")
+        assert [(each.health, each.message) for each in status.resources] == [("Unhealthy", "too hot" if on else None)]
 
 
 async def test_a_damaged_state_file_is_not_used(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import json
 import logging
 import os
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -204,6 +206,116 @@ def test_set_up_writes_to_the_stream() -> None:
     logging.getLogger("pykubelet").handlers.clear()
     logging.getLogger("pykubelet").propagate = True
     assert '"here"' in stream.getvalue()
+
+
+@pytest.fixture
+def logs() -> Iterator[logging.Logger]:
+    """The package's logger, as it was before afterwards."""
+    logger = logging.getLogger("pykubelet")
+    yield logger
+    log.set_module_verbosity(())
+    logger.handlers.clear()
+    logger.propagate = True
+    logger.setLevel(logging.NOTSET)
+
+
+def streams(monkeypatch: pytest.MonkeyPatch) -> tuple[io.StringIO, io.StringIO]:
+    """What goes to standard output and to standard error."""
+    found = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", found[0])
+    monkeypatch.setattr(sys, "stderr", found[1])
+    return found
+
+
+@pytest.mark.parametrize(("as_json", "warns"), [(False, "errors"), (True, "infos")])
+def test_streams_are_split(logs: logging.Logger, monkeypatch: pytest.MonkeyPatch, as_json: bool, warns: str) -> None:
+    infos, errors = streams(monkeypatch)
+    log.set_up(log.Output(json_format=as_json, split=True))
+    logs.info("one")
+    logs.warning("two")
+    logs.error("three")
+    assert "one" in infos.getvalue() and "three" not in infos.getvalue()
+    assert "three" in errors.getvalue() and "one" not in errors.getvalue()
+    assert ("two" in errors.getvalue()) == (warns == "errors")
+    assert ("two" in infos.getvalue()) == (warns == "infos")
+
+
+def test_one_stream_unless_split(logs: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
+    infos, errors = streams(monkeypatch)
+    log.set_up(log.Output(buffer_bytes=1000))
+    logs.info("one")
+    assert infos.getvalue() == "" and "one" in errors.getvalue()
+
+
+def test_information_is_held_back_until_it_does_not_fit(logs: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
+    infos, errors = streams(monkeypatch)
+    log.set_up(log.Output(split=True, buffer_bytes=200, flush_every=3600))
+    logs.info("one")
+    logs.error("two")
+    assert infos.getvalue() == "" and "two" in errors.getvalue()
+    logs.info("three" * 20)
+    assert "one" in infos.getvalue() and "three" not in infos.getvalue()
+    logs.info("x" * 1000)
+    assert infos.getvalue().count("\n") == 3
+    logs.info("last")
+    logs.handlers[1].flush()
+    assert "last" in infos.getvalue()
+
+
+def test_lines_that_are_not_written_are_a_problem(logs: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
+    streams(monkeypatch)
+    log.set_up(log.Output(split=True, buffer_bytes=200, flush_every=3600))
+    assert log.problem() == ""
+    logs.info("one")
+    assert log.problem() == ""
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 3600 + log.TOLERATED + 1)
+    assert log.problem() == "logging blocked"
+    logs.handlers[1].flush()
+    assert log.problem() == ""
+
+
+def test_information_is_not_held_back_for_long(logs: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
+    infos, _ = streams(monkeypatch)
+    log.set_up(log.Output(split=True, buffer_bytes=10_000, flush_every=0.01))
+    logs.info("one")
+    end = time.monotonic() + 30
+    while "one" not in infos.getvalue():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "shown"),
+    [
+        ([("worker", 4)], {"pykubelet.sync.worker"}),
+        ([("sync/w*", 5)], {"pykubelet.sync.worker"}),
+        ([("w*", 0), ("*", 9)], {"pykubelet.pleg.pleg"}),
+        ([("worker", 3)], set()),
+        ([("sync", 9)], set()),
+    ],
+)
+def test_a_module_may_say_more(logs: logging.Logger, patterns: list[tuple[str, int]], shown: set[str]) -> None:
+    log.set_up(vmodule=patterns, stream=io.StringIO())
+    names = ("pykubelet.sync.worker", "pykubelet.pleg.pleg")
+    assert {name for name in names if logging.getLogger(name).isEnabledFor(logging.DEBUG)} == shown
+
+
+def test_no_module_says_less_than_all(logs: logging.Logger) -> None:
+    log.set_up(verbosity=4, vmodule=[("worker", 0)], stream=io.StringIO())
+    assert logging.getLogger("pykubelet.sync.worker").isEnabledFor(logging.DEBUG)
+    log.set_verbosity(0)
+    assert not logging.getLogger("pykubelet.sync.worker").isEnabledFor(logging.DEBUG)
+
+
+def test_json_lines_have_a_verbosity_or_are_errors() -> None:
+    def keys(level: int) -> dict[str, object]:
+        record = _record("hello")
+        record.levelno, record.levelname = level, logging.getLevelName(level)
+        found: dict[str, object] = json.loads(log.JsonFormatter().format(record))
+        return found
+
+    assert [keys(level).get("v") for level in (logging.DEBUG, logging.INFO, logging.ERROR)] == [4, 0, None]
 
 
 def test_the_journal_is_told_the_priority_of_every_line() -> None:

@@ -20,6 +20,7 @@ from pykubelet.node.facts import FactsGatherer, ImageList, NodeSources
 from pykubelet.node.own_node import OwnNode
 from pykubelet.node.register import NodeIdentity
 from pykubelet.node.status import NodeReporter, ReportTiming
+from pykubelet.settings.gates import Gates
 from pykubelet.settings.schema import KubeletConfig
 from pykubelet.settings.schema_node import NodeSettings
 from pykubelet.settings.settings import Settings
@@ -203,6 +204,17 @@ async def test_a_node_that_may_not_create_itself_adopts_the_one_that_is_there() 
     async with running(bed.reporter):
         await bed.clock.sleep(1)
     assert is_ready(bed.node.status)
+
+
+async def test_a_node_that_may_not_create_itself_waits_when_its_gate_says_so() -> None:
+    bed = ReporterFixture(settings=Settings(gates=Gates({"KubeletRegistrationGetOnExistsOnly": True})))
+    bed.kube.add(Node(metadata=ObjectMeta(name="box")))
+    bed.kube.fail_next("create", Forbidden("no", code=403))
+    async with running(bed.reporter):
+        await bed.clock.sleep(0.05)
+        assert not is_ready(bed.node.status) and not bed.kube.calls_of("get", Node)
+        await bed.clock.sleep(10)
+        assert is_ready(bed.node.status)
 
 
 async def test_registration_is_retried_until_the_server_is_there() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from pykubelet.api.types import Pod
+from pykubelet.model.runtime_status import RuntimeConditions
 from pykubelet.pods.admission import (
     CHAIN,
     AdmissionContext,
@@ -13,8 +14,10 @@ from pykubelet.pods.admission import (
     check_node_known,
     check_size,
     decide_admission,
+    declared_features,
 )
 from pykubelet.pods.sysctls import SysctlAllowList
+from pykubelet.settings.gates import Gates
 from tests.unit.pods.making import a_node, a_pending_pod, a_requesting_pod, an_admission_context, container_manifest
 
 
@@ -229,6 +232,15 @@ def test_declared_features() -> None:
     )
     have = frozenset({"RestartAllContainersOnContainerExits", "UserNamespacesHostNetworkSupport"})
     assert _outcome(pod, declared_features=have) is None
+
+
+@pytest.mark.parametrize("on", [False, True])
+@pytest.mark.parametrize("able", [False, True])
+def test_a_feature_that_needs_a_gate_and_a_runtime(on: bool, able: bool) -> None:
+    runtime = RuntimeConditions(user_namespaces_host_network=able)
+    found = declared_features(Gates({"UserNamespacesHostNetworkSupport": on}), runtime)
+    assert ("UserNamespacesHostNetworkSupport" in found) is (on and able)
+    assert declared_features(Gates({"AllAlpha": True, "NodeDeclaredFeatures": False}), runtime) == []
 
 
 def test_shutdown_rejects_even_critical_pods() -> None:

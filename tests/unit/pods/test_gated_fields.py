@@ -2,7 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from pykubelet.api.types import Container, ContainerRestartRule, Pod, PodSpec
+from pykubelet.api.types import (
+    Container,
+    ContainerRestartRule,
+    Pod,
+    PodExtendedResourceClaimStatus,
+    PodSpec,
+    PodStatus,
+)
 from pykubelet.pods.gated_fields import field_filter
 from pykubelet.settings.gates import Gates
 
@@ -43,6 +50,15 @@ def test_fields_of_a_gate_that_is_off_are_taken_out(
     assert filtered is not None
     assert shown(filtered(pod)) == [("sidecar", "Always", []), ("init", *init), ("app", *app)]
     assert shown(pod) == shown(a_pod_with_rules())  # what the source delivered is its own
+
+
+def test_claims_for_extended_resources_are_taken_out() -> None:
+    claims = PodExtendedResourceClaimStatus(resource_claim_name="c")
+    pod = Pod(spec=PodSpec(), status=PodStatus(phase="Running", extended_resource_claim_status=claims))
+    filtered = field_filter(Gates({"DRAExtendedResource": False}))
+    assert filtered is not None
+    assert filtered(pod).status == PodStatus(phase="Running")
+    assert pod.status.extended_resource_claim_status is claims
 
 
 def test_pods_without_such_fields_are_handed_on_as_they_are() -> None:

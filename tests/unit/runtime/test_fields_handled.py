@@ -21,7 +21,6 @@ NOT_THE_NODES = {
         "preemption_policy": "the scheduler's",
         "scheduler_name": "the scheduler's",
         "scheduling_gates": "the scheduler's",
-        "scheduling_group": "the scheduler's",
         "service_account": "the old name of service_account_name",
         "topology_spread_constraints": "the scheduler's",
     },

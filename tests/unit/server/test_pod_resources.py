@@ -99,7 +99,10 @@ async def served(folder: Path, metrics: Registry | None = None) -> AsyncIterator
     socket.parent.mkdir()
     socket.write_text("left by an agent that was killed")
     server = PodResourcesServer(
-        socket=socket, active=pods, assigned=Holders(), clock=SystemClock(), metrics=metrics or Registry()
+        socket=socket,
+        resources=PodResources(active=pods, assigned=Holders()),
+        clock=SystemClock(),
+        metrics=metrics or Registry(),
     )
     async with running(server), grpc.aio.insecure_channel(f"unix:{socket}") as channel:
         yield channel
@@ -179,14 +182,19 @@ async def test_a_socket_that_cannot_be_had_costs_only_the_service(
         (tmp_path / "file").write_text("in the way")
         server = PodResourcesServer(
             socket=folder / "kubelet.sock",
-            active=pods,
-            assigned=nothing(),
+            resources=PodResources(active=pods, assigned=nothing()),
             clock=SystemClock(),
             metrics=Registry(),
         )
         async with running(server):
             await SystemClock().sleep(0)
     assert caplog.text.count("the podresources service is not offered") == 2
+
+
+def test_other_pods_than_the_active_ones_may_be_listed() -> None:
+    resources = PodResources(active=pods, assigned=nothing(), listed=lambda: [*pods(), a_pod("ended")])
+    assert len(resources.list().pod_resources) == len(list(pods())) + 1
+    assert resources.get("default", "ended") is None
 
 
 def test_without_managers_nobody_holds_anything() -> None:

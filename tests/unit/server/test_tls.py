@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.server.tls import DEFAULT_SUITES, SUITES, BadTls, ServingFiles, TlsFiles, TlsRules, tls_rules
+from pykubelet.server.tls import DEFAULT_SUITES, SUITES, BadTls, Reload, ServingFiles, TlsFiles, TlsRules, tls_rules
 from pykubelet.settings.schema_server import ServerSettings
 from tests.bed.certificates import Authority
 
@@ -69,6 +69,39 @@ def test_only_a_changed_ca_makes_a_new_generation(tmp_path: Path) -> None:
     assert files.context() is not second
     assert files.generation == generation + 1
     assert files.generation_of(second) == generation
+
+
+@pytest.mark.parametrize("reload", [Reload(certificate=False), Reload(client_ca=False)])
+def test_files_that_are_read_once(tmp_path: Path, reload: Reload) -> None:
+    ca = Authority(tmp_path)
+    pair, other = ca.issue("server", hosts=["localhost"]), ca.issue("other", hosts=["localhost"])
+    files = TlsFiles(
+        rules=TlsRules(),
+        serving=lambda: ServingFiles(pair.certificate, pair.key),
+        client_ca=ca.pair.certificate,
+        reload=reload,
+    )
+    files.check()
+    first, generation = files.context(), files.generation
+    authorities = first.get_ca_certs() if first is not None else []
+    assert authorities
+    # Another certificate, and another authority.
+    pair.certificate.write_bytes(other.certificate.read_bytes())
+    pair.key.write_bytes(other.key.read_bytes())
+    assert (files.context() is first) is not reload.certificate
+    ca.pair.certificate.write_bytes(other.certificate.read_bytes())
+    last = files.context()
+    assert last is not None
+    assert (last.get_ca_certs() == authorities) is not reload.client_ca
+    assert (files.generation == generation) is not reload.client_ca
+
+
+def test_a_file_to_be_read_once_that_is_missing_is_named(tmp_path: Path) -> None:
+    files = TlsFiles(
+        rules=TlsRules(), serving=lambda: None, client_ca=tmp_path / "ca.crt", reload=Reload(client_ca=False)
+    )
+    with pytest.raises(BadTls, match=r"clientCAFile .*ca\.crt: No such file"):
+        files.check()
 
 
 def test_a_broken_file_leaves_the_old_one(tmp_path: Path) -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import time
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pykubelet.kit.clock import LoopClock
+from pykubelet.kit.clock import LoopClock, SystemClock
 from pykubelet.kit.metrics import Registry
-from pykubelet.kit.tasks import TaskSet
+from pykubelet.kit.tasks import TaskSet, running
 from pykubelet.model.errors import PykubeletError
 from pykubelet.server.app import App
 from pykubelet.server.introspection import LOG, PING, ConfigRoutes, DebugRoutes, HealthCheck, HealthRoutes
 from pykubelet.server.metrics import MetricRoutes, RequestMetrics, path_label
+from pykubelet.server.profiles import LoopStalls
 from pykubelet.server.requests import Refused, Reply, Request, Response, Route, Router
 
 
@@ -158,7 +160,9 @@ async def test_debug_pages() -> None:
     assert "thread MainThread" in await ask("threads")
     assert ";" in await ask("profile", seconds="1")
     assert await ask("cmdline")
-    for name, query in (("heap", {}), ("profile", {"seconds": "x"}), ("profile", {"seconds": "301"})):
+    assert "builtins.dict" in await ask("heap")
+    assert await ask("block") == "enableContentionProfiling is off\n"
+    for name, query in (("mutex", {}), ("profile", {"seconds": "x"}), ("profile", {"seconds": "301"})):
         with pytest.raises(Refused):
             await ask(name, **query)
 
@@ -169,6 +173,23 @@ async def test_debug_pages() -> None:
     assert levels == [5]
     with pytest.raises(Refused):
         await routes.verbosity(Request(method="PUT"))
+
+
+@pytest.mark.real_loop
+async def test_what_holds_the_loop_up_is_seen() -> None:
+    stalls = LoopStalls(SystemClock())
+    routes = DebugRoutes(set_verbosity=lambda level: None, clock=LoopClock(), stalls=stalls.shown)
+
+    def hold_up() -> None:
+        time.sleep(0.5)
+
+    async with running(stalls):
+        await asyncio.sleep(0.1)
+        hold_up()
+        await asyncio.sleep(0)
+        _, text = shown(await routes.profile(Request(params={"name": "block"})))
+    (line,) = [line for line in text.splitlines() if line.partition(" ")[0].endswith(":hold_up")]
+    assert 100 <= int(line.rpartition(" ")[2]) <= 1000
 
 
 async def test_a_bug_in_a_route_is_logged_and_not_told(caplog: pytest.LogCaptureFixture) -> None:

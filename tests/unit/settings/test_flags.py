@@ -151,7 +151,7 @@ def test_a_secret_is_not_repeated_in_the_fault() -> None:
         ),
         ("-v=2 --vmodule=a=1 --log-flush-frequency=1s --provider-id=x --fail-cgroupv1", []),
         ("--kubeconfig=a --root-dir=b --node-ip=c --seccomp-default", []),
-        ("--boot-id-file=x", ["Flag --boot-id-file has been deprecated, it has no effect and will be removed"]),
+        ("--boot-id-file=x", ["Flag --boot-id-file has been deprecated, it will be removed in a future version"]),
         (
             "--maximum-dead-containers=3",
             ["Flag --maximum-dead-containers has been deprecated, it will be removed in a future version"],

@@ -56,6 +56,5 @@ def test_gates_on_their_way_out_warn() -> None:
 
 
 def test_a_gate_that_switches_nothing_says_so() -> None:
-    assert Gates({"KubeletSeparateDiskGC": True}).warnings() == []
-    (line,) = Gates({"KubeletSeparateDiskGC": False}).warnings()
-    assert line.startswith("featureGates: KubeletSeparateDiskGC is accepted, without effect: ")
+    assert Gates({"KubeletSeparateDiskGC": True}).in_vain() == []
+    assert Gates({"KubeletSeparateDiskGC": False, "AllAlpha": True}).in_vain() == ["KubeletSeparateDiskGC"]

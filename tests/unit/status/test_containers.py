@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pykubelet.api.types import (
     ContainerRestartRule,
@@ -14,11 +15,15 @@ from pykubelet.api.types import (
     ContainerStateTerminated,
     ContainerStateWaiting,
     ContainerStatus,
+    ImageVolumeSource,
+    ImageVolumeStatus,
     Pod,
     PodCondition,
     PodStatus,
     ResourceRequirements,
+    Volume,
     VolumeMount,
+    VolumeStatus,
 )
 from pykubelet.model import runtime_status as rt
 from pykubelet.model.problems import PullFailed
@@ -105,6 +110,24 @@ def test_volume_mounts_are_listed_with_their_read_only_mode() -> None:
     assert modes(True) == [None, "Disabled", "Enabled", "Disabled"]
     assert modes(False) == [None, "Disabled", "Disabled", "Disabled"]
     assert modes(True, a_container_status(pod)) == modes(True)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_images_of_volumes_are_named(on: bool) -> None:
+    mounts = [VolumeMount(name="data", mount_path="/data"), VolumeMount(name="tmp", mount_path="/tmp")]
+    pod = a_pod(containers=[a_container(volume_mounts=mounts)])
+    pod.spec.volumes = [Volume(name="data", image=ImageVolumeSource(reference="data:1")), Volume(name="tmp")]
+    mounted = (
+        rt.MountRecord(container_path="/data", host_path="", image="sha256:1"),
+        rt.MountRecord(container_path="/tmp", host_path="/x"),
+    )
+    run = replace(a_container_status(pod), mounts=mounted)
+    first = app(pod, run, shows_image_refs=on)
+    shown = {each.name: each.volume_status for each in first.volume_mounts}
+    named = VolumeStatus(image=ImageVolumeStatus(image_ref="sha256:1"))
+    assert shown == {"data": named if on else None, "tmp": None}
+    assert app(pod, run, old=first, shows_image_refs=on).volume_mounts == first.volume_mounts
+    assert [each.volume_status for each in app(pod, shows_image_refs=on).volume_mounts] == [None, None]
 
 
 # --- states the runtime reports

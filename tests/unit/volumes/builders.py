@@ -46,6 +46,7 @@ from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
 from pykubelet.model.pod import uid_of
 from pykubelet.runtime.spec.downward import Addresses, field_value, resource_value
+from pykubelet.settings.settings import Settings
 from pykubelet.signals import Signals
 from pykubelet.volumes.csi.drivers import CsiDrivers
 from pykubelet.volumes.csi.plugin import CsiVolumes
@@ -165,6 +166,7 @@ class VolumeNode:
     clock: LoopClock = field(default_factory=LoopClock)
     metrics: Registry = field(default_factory=Registry)
     signals: Signals = field(default_factory=Signals)
+    settings: Settings | None = None
 
     @property
     def paths(self) -> NodePaths:
@@ -172,7 +174,12 @@ class VolumeNode:
 
     def context(self) -> Context:
         return a_context(
-            node_name="here", clock=self.clock, events=self.events, metrics=self.metrics, signals=self.signals
+            settings=self.settings,
+            node_name="here",
+            clock=self.clock,
+            events=self.events,
+            metrics=self.metrics,
+            signals=self.signals,
         )
 
     def manager(self) -> VolumeManager:

@@ -19,6 +19,8 @@ from pykubelet.api.types import (
     VolumeDevice,
 )
 from pykubelet.kit.tasks import TaskSet
+from pykubelet.settings.gates import Gates
+from pykubelet.settings.settings import Settings
 from pykubelet.signals import CsiDriverRegistered
 from pykubelet.volumes import usage
 from pykubelet.volumes.csi.records import attachment_name, inline_handle, read_record
@@ -345,6 +347,20 @@ async def test_the_drivers_own_figures(tmp_path: Path) -> None:
         await manager.wait_mounted(pod)
         (found,) = await manager.usage(pod)
     assert (found.name, found.used_bytes, found.capacity_bytes, found.claim) == ("data", 1, 10, ("default", "data"))
+
+
+@pytest.mark.parametrize("on", [True, False])
+@pytest.mark.parametrize("able", [True, False])
+async def test_what_the_driver_says_about_the_condition_of_a_volume(tmp_path: Path, on: bool, able: bool) -> None:
+    bed = CsiVolumeNode(tmp_path)
+    bed.node.settings = Settings(gates=Gates({"CSIVolumeHealth": on}))
+    bed.driver.can = bed.driver.can | {"VOLUME_CONDITION"} if able else bed.driver.can
+    bed.driver.condition = "it rattles"
+    pod: Pod = pod_with(bed.volume())
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod)
+        (found,) = await manager.usage(pod)
+    assert (found.abnormal, found.condition) == ((True, "it rattles") if on and able else (None, ""))
 
 
 def block_device() -> str:

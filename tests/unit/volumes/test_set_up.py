@@ -131,7 +131,7 @@ async def test_another_pods_group_is_not_changed_but_reported(tmp_path: Path) ->
 
 @pytest.mark.real_loop
 async def test_a_slow_change_of_owners_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconciler, "REPORT_AFTER", (0.05, 0.05, 10.0))
+    monkeypatch.setattr(reconciler, "REPORT_AFTER", (0.5, 0.1, 20.0))
     node, gate = VolumeNode(tmp_path / "root"), threading.Event()
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -178,7 +178,7 @@ class DeadServer(FakeMounts):
 
 @pytest.mark.real_loop
 async def test_a_volume_whose_server_is_silent_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconciler, "REPORT_AFTER", (0.05, 0.05, 10.0))
+    monkeypatch.setattr(reconciler, "REPORT_AFTER", (0.5, 0.1, 20.0))
     mounts = DeadServer()
     node = VolumeNode(tmp_path, mounts=mounts, clock=SystemClock())
     pod = pod_with(a_volume("data", nfs=NFSVolumeSource(server="files.example", path="/srv")))

@@ -36,7 +36,7 @@ MAX_DEADLINE = 2**31 - 1
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 
 
-def validate_pod(pod: Pod) -> list[FieldError]:
+def validate_pod(pod: Pod, *, users_in_host_network: bool = False) -> list[FieldError]:
     """Every problem of a defaulted pod; empty when it is good.
 
     Ephemeral containers are checked but not forbidden: pods that already run may carry them, and
@@ -56,7 +56,7 @@ def validate_pod(pod: Pod) -> list[FieldError]:
     validate_overhead(pod.spec.overhead, found)
     validate_host_network(pod.spec, found)
     validate_network(pod.spec, found)
-    validate_pod_security(pod.spec, found)
+    validate_pod_security(pod.spec, found, users_in_host_network=users_in_host_network)
     validate_security_annotations(pod, found)
     validate_scheduling(pod.spec, found)
     _validate_lifetime(pod.spec, found)

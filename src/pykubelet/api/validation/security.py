@@ -39,12 +39,13 @@ def every_container(spec: PodSpec) -> Iterator[tuple[str, AnyContainer]]:
         yield f"spec.ephemeralContainers[{i}]", ephemeral
 
 
-def validate_pod_security(spec: PodSpec, found: Findings) -> None:
+def validate_pod_security(spec: PodSpec, found: Findings, *, users_in_host_network: bool = False) -> None:
+    """`users_in_host_network`: a pod may have a user namespace and the host's network."""
     context = spec.security_context
     if spec.share_process_namespace and spec.host_pid:
         found.add("spec.shareProcessNamespace", "must not be true together with hostPID")
     if spec.host_users is False:
-        _validate_user_namespace(spec, found)
+        _validate_user_namespace(spec, found, host_network=users_in_host_network)
     if spec.os is not None and spec.os.name == "linux":
         _validate_linux(spec, found)
     if context is None:
@@ -88,9 +89,9 @@ def _validate_id(path: str, number: int | None, found: Findings) -> None:
         found.check(path, names.user_or_group_id(number))
 
 
-def _validate_user_namespace(spec: PodSpec, found: Findings) -> None:
+def _validate_user_namespace(spec: PodSpec, found: Findings, *, host_network: bool) -> None:
     for name, on in (
-        ("hostNetwork", spec.host_network),
+        ("hostNetwork", spec.host_network and not host_network),
         ("hostPID", spec.host_pid),
         ("hostIPC", spec.host_ipc),
     ):

@@ -155,7 +155,12 @@ def container_status(item: cri_pb2.ContainerStatus) -> ContainerStatus:
 
 
 def _mount(mount: cri_pb2.Mount) -> MountRecord:
-    return MountRecord(container_path=mount.container_path, host_path=mount.host_path, readonly=mount.readonly)
+    return MountRecord(
+        container_path=mount.container_path,
+        host_path=mount.host_path,
+        readonly=mount.readonly,
+        image=mount.image.image,
+    )
 
 
 def _resources(item: cri_pb2.ContainerStatus) -> ContainerResources | None:
@@ -197,6 +202,7 @@ def runtime_conditions(answer: cri_pb2.StatusResponse) -> RuntimeConditions:
             for item in answer.runtime_handlers
         ),
         supplemental_groups_policy=answer.features.supplemental_groups_policy if answer.HasField("features") else None,
+        user_namespaces_host_network=answer.features.user_namespaces_host_network,
     )
 
 

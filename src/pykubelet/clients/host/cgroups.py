@@ -51,9 +51,10 @@ def find_hierarchies(root: Path) -> dict[str, Path]:
 
 
 class CgroupTree:
-    def __init__(self, *, clock: Clock, root: Path = Path("/sys/fs/cgroup")) -> None:
+    def __init__(self, *, clock: Clock, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> None:
         self._clock = clock
         self._root = root
+        self._proc = proc
         self.unified = (root / "cgroup.controllers").exists()
         self._hierarchies = {"": root} if self.unified else find_hierarchies(root)
         self._has_hugetlb = self.unified and "hugetlb" in _text(root / "cgroup.controllers").split()
@@ -71,6 +72,24 @@ class CgroupTree:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 names.update(_folders_in(folder))
         return sorted(names)
+
+    def programs(self, path: str) -> Sequence[int]:
+        # Where each controller has its own tree, that of memory decides.
+        tree = self._hierarchies.get("" if self.unified else "memory")
+        if tree is None:
+            return ()
+        pids = map(int, _text(tree / path.lstrip("/") / "cgroup.procs").split())
+        # Number 0 stands for a process of another pid namespace.
+        return [pid for pid in pids if pid > 1 and not self._is_kernel_thread(pid)]
+
+    def _is_kernel_thread(self, pid: int) -> bool:
+        try:
+            os.readlink(self._proc / str(pid) / "exe")
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def read(self, path: str) -> CgroupLimits | None:
         """CPU and memory limits in force; None when there is no such group."""

@@ -358,6 +358,10 @@ class CgroupHost(Protocol):
         """Move a process into a group, which is made if missing. OSError when the host refuses."""
         ...
 
+    def programs(self, path: str) -> Sequence[int]:
+        """Process ids of programs in the group itself, without the first process and without the kernel's threads."""
+        ...
+
     async def destroy(self, path: str) -> None: ...
 
 

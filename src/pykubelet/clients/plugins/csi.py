@@ -100,7 +100,8 @@ class GrpcCsiNode:
             used_inodes=inodes.used,
             total_inodes=inodes.total,
             available_inodes=inodes.available,
-            problem=condition.message if condition.abnormal else "",
+            abnormal=condition.abnormal,
+            condition=condition.message,
         )
 
     async def _call(self, name: str, request: Message, answer: type[A]) -> A:

@@ -94,8 +94,10 @@ class CsiUsage(Struct, frozen=True, kw_only=True):
     used_inodes: int = 0
     total_inodes: int = 0
     available_inodes: int = 0
-    problem: str = ""
-    """The driver's words when it finds the volume abnormal."""
+    abnormal: bool = False
+    """Whether the driver finds that something is wrong with the volume."""
+    condition: str = ""
+    """The driver's words about that."""
 
 
 class CsiNode(Protocol):

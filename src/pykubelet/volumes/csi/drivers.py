@@ -206,8 +206,10 @@ STATS_SKIPPED = 20
 
 
 class CsiStats:
-    def __init__(self, drivers: CsiDrivers) -> None:
+    def __init__(self, drivers: CsiDrivers, *, with_health: bool = False) -> None:
+        """`with_health`: what drivers say about the condition of volumes counts."""
         self._drivers = drivers
+        self._with_health = with_health
         self._skipped: dict[str, int] = {}
         """Drivers that did not answer in time, and how many measurements still skip them."""
 
@@ -218,9 +220,10 @@ class CsiStats:
         self, spec: VolumeSpec, record: VolumeRecord, target: Path, staging: Path | None
     ) -> VolumeUsage | None:
         """None when the driver has no stats. Those of a block volume are of the whole device."""
-        stats = await self._volume_stats(record, target, staging)
-        if stats is None:
+        found = await self._volume_stats(record, target, staging)
+        if found is None:
             return None
+        stats, knows_condition = found
         return VolumeUsage(
             name=spec.name,
             used_bytes=stats.used_bytes,
@@ -230,9 +233,14 @@ class CsiStats:
             inodes_free=stats.available_inodes,
             inodes_used=stats.used_inodes,
             claim=spec.claim,
+            abnormal=stats.abnormal if knows_condition else None,
+            condition=stats.condition if knows_condition else "",
         )
 
-    async def _volume_stats(self, record: VolumeRecord, target: Path, staging: Path | None) -> CsiUsage | None:
+    async def _volume_stats(
+        self, record: VolumeRecord, target: Path, staging: Path | None
+    ) -> tuple[CsiUsage, bool] | None:
+        """What the driver says, and whether it says something about the volume's condition."""
         name = record.driver
         late = f"driver {name} has not answered NodeGetVolumeStats within {STATS_SECONDS:g} s"
         if left := self._skipped.pop(name, 0):
@@ -240,9 +248,11 @@ class CsiStats:
             raise VolumeProblem(f"{late} and is asked again later")
         try:
             async with asyncio.timeout(STATS_SECONDS):
-                if rules.STATS not in await self._drivers.capabilities(name):
+                able = await self._drivers.capabilities(name)
+                if rules.STATS not in able:
                     return None
-                return await self._drivers.find(name).usage(record.handle, target, staging=staging)
+                found = await self._drivers.find(name).usage(record.handle, target, staging=staging)
+                return found, self._with_health and rules.CONDITION in able
         except TimeoutError:
             self._skipped[name] = STATS_SKIPPED
             raise VolumeProblem(late) from None

@@ -87,7 +87,7 @@ class CsiVolumes(RemotePlugin):
         self._paths = CsiPaths(paths)
         self._blocks = BlockDevices(paths=self._paths, mounts=mounts)
         self._expander = NodeExpander(objects, ctx.events, ctx.clock)
-        self._stats = CsiStats(drivers)
+        self._stats = CsiStats(drivers, with_health=ctx.settings.gates.enabled("CSIVolumeHealth"))
         self._events = ctx.events
         self._locks = KeyedLock()
         """By driver and handle."""

@@ -78,7 +78,10 @@ def test_a_full_container_status() -> None:
         exit_code=137,
         reason="OOMKilled",
         image=pb.ImageSpec(image="web:1"),
-        mounts=[pb.Mount(container_path="/a", host_path="/b", readonly=True)],
+        mounts=[
+            pb.Mount(container_path="/a", host_path="/b", readonly=True),
+            pb.Mount(container_path="/i", image=pb.ImageSpec(image="sha256:1")),
+        ],
         stop_signal=pb.SIGUSR1,
     )
     item.resources.linux.cpu_shares = 100
@@ -86,7 +89,10 @@ def test_a_full_container_status() -> None:
     item.user.linux.supplemental_groups.extend([1, 2])
     status = convert.container_status(item)
     assert (status.name, status.attempt, status.exit_code, status.reason) == ("app", 3, 137, "OOMKilled")
-    assert status.mounts == (MountRecord(container_path="/a", host_path="/b", readonly=True),)
+    assert status.mounts == (
+        MountRecord(container_path="/a", host_path="/b", readonly=True),
+        MountRecord(container_path="/i", host_path="", image="sha256:1"),
+    )
     assert status.resources == ContainerResources(cpu_shares=100)
     assert status.user == ContainerUser(uid=7, gid=0, supplemental_groups=(1, 2))
     assert (status.image, status.stop_signal) == ("web:1", "SIGUSR1")

@@ -205,3 +205,20 @@ async def test_a_host_without_cgroups_has_nothing_to_offer(tmp_path: Path) -> No
 @pytest.mark.parametrize(("size", "name"), [(2 << 20, "2MB"), (1 << 30, "1GB"), (64 << 10, "64KB"), (3 << 30, "3GB")])
 def test_page_sizes_have_the_kernels_names(size: int, name: str) -> None:
     assert page_name(size) == name
+
+
+@pytest.mark.parametrize("unified", [True, False])
+def test_the_kernels_threads_are_no_programs(tmp_path: Path, unified: bool) -> None:
+    root, proc = tmp_path / "cgroup", tmp_path / "proc"
+    tree = root if unified else root / "memory"
+    (tree / "system").mkdir(parents=True)
+    if unified:
+        (root / "cgroup.controllers").write_text("memory\n")
+    (tree / "cgroup.procs").write_text("0\n1\n2\n30\n31\n")
+    for pid in (1, 2, 30, 31):
+        (proc / str(pid)).mkdir(parents=True)
+    for pid in (1, 30, 31):
+        (proc / str(pid) / "exe").symlink_to("/bin/true")
+    found = CgroupTree(clock=LoopClock(), root=root, proc=proc)
+    assert list(found.programs("/")) == [30, 31]
+    assert list(found.programs("/system")) == []

@@ -143,7 +143,8 @@ async def test_figures(tmp_path: Path) -> None:
             used_inodes=4,
             total_inodes=9,
             available_inodes=5,
-            problem="it rattles",
+            abnormal=True,
+            condition="it rattles",
         )
 
 

@@ -109,7 +109,7 @@ async def test_it_shows_whether_the_driver_listens(tmp_path: Path) -> None:
 
 async def test_all_calls_use_one_connection(tmp_path: Path) -> None:
     """Drivers count them."""
-    wire, accepted = dra_v1_pb2, 0
+    wire, accepted, over = dra_v1_pb2, 0, asyncio.Event()
 
     async def prepare(request: Any, context: Any) -> Any:
         return wire.NodePrepareResourcesResponse()
@@ -119,6 +119,9 @@ async def test_all_calls_use_one_connection(tmp_path: Path) -> None:
         accepted += 1
         back, forth = await asyncio.open_unix_connection(tmp_path / "real.sock")
         await asyncio.gather(pump(reader, forth), pump(back, writer))
+        for each in (forth, writer):
+            await each.wait_closed()
+        over.set()
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(4096):
@@ -137,4 +140,6 @@ async def test_all_calls_use_one_connection(tmp_path: Path) -> None:
             with pytest.raises(PluginError):
                 await anext(driver.watch_health())
         await driver.close()
+        async with asyncio.timeout(20):
+            await over.wait()
     assert accepted == 1
