@@ -20,8 +20,8 @@ from hosts.node import UNIT, Node, Record, a_pod, node_on
 MIB = 1 << 20
 LIMITED = {"failSwapOn": False, "memorySwap": {"swapBehavior": "LimitedSwap"}}
 FILL = "yes | head -c 67108864 | tail -c 67108864 | sleep 1000000"
-"""tail keeps 64 MiB in its memory, more than the container may have. Not zeros: the kernel swaps no page of zeros that is
-part of a huge page, it gives it back."""
+"""tail keeps 64 MiB in its memory, more than the container may have. Not zeros: a page of zeros in a huge page is not
+swapped, the kernel gives it back."""
 
 
 @pytest.fixture(scope="module")
