@@ -51,6 +51,7 @@ bench: ## measure against the bare runtime and the Go kubelet; see docs/performa
 	@$(PYTHON) -m bench.standalone
 	@$(PYTHON) -m bench.eviction
 	@$(PYTHON) -m bench.stats_cost
+	@$(PYTHON) -m bench.watches
 
 conformance: ## Kubernetes' own node tests; AGENT=pykubelet|go, RUNTIME=1.6|2|crio, FOCUS=part of names; see docs/conformance.md
 	@tools/setup.sh test

@@ -10,6 +10,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+import uvloop
 
 from tests.clock_loop import AutojumpLoop
 
@@ -20,6 +21,7 @@ ENDS_WITHIN = 5.0
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "real_loop: runs on the ordinary event loop (real sockets, processes, time)")
+    config.addinivalue_line("markers", "uvloop: as real_loop, on the event loop that the agent runs on")
     give_children_signals()
     # How long an example takes says how busy the machine is, not whether the code is right.
     hypothesis.settings.register_profile("pykubelet", deadline=None)
@@ -43,7 +45,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
 
-    real = any(pyfuncitem.get_closest_marker(name) for name in ("real_loop", "node", "cluster"))
+    real = any(pyfuncitem.get_closest_marker(name) for name in ("real_loop", "uvloop", "node", "cluster"))
+    usual = uvloop.new_event_loop if pyfuncitem.get_closest_marker("uvloop") else None
 
     async def body() -> None:
         await pyfuncitem.obj(**arguments)
@@ -54,7 +57,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
             _, stray = await asyncio.wait(stray, timeout=ENDS_WITHIN)
         assert not stray, f"left running: {sorted(task.get_name() for task in stray)}"
 
-    with asyncio.Runner(loop_factory=None if real else AutojumpLoop) as runner:
+    with asyncio.Runner(loop_factory=usual if real else AutojumpLoop) as runner:
         runner.run(body())
     return True
 

@@ -33,6 +33,7 @@ from pykubelet.certs.bootstrap import Bootstrap, ClusterAddress
 from pykubelet.certs.pem import Pair, Wanted
 from pykubelet.certs.rotation import CLIENT_SIGNER, CertificateFiles, CertificateRotation
 from pykubelet.clients.kube.client import RestKubeClient
+from pykubelet.clients.kube.connections import ServerConnections
 from pykubelet.clients.kube.kubeconfig import Kubeconfig, load_kubeconfig
 from pykubelet.clients.kube.references import ObjectUnavailable, ReferenceWatcher
 from pykubelet.clients.kube.reflector import Query, Reflector
@@ -54,7 +55,7 @@ NODE = "contract-node"
 
 @asynccontextmanager
 async def logged_in(config: Kubeconfig) -> AsyncIterator[RestKubeClient]:
-    client = RestKubeClient(Transport(config, clock=CLOCK, agent="contract", environ={}))
+    client = RestKubeClient(Transport(ServerConnections(config, clock=CLOCK, environ={}), agent="contract"))
     try:
         yield client
     finally:

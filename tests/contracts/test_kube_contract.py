@@ -79,9 +79,10 @@ class FakeSubject:
 class ClusterSubject:
     real = True
 
-    def __init__(self, cluster: Any) -> None:
+    def __init__(self, cluster: Any, environ: dict[str, str]) -> None:
         self.clock: Clock = SystemClock()
         self.cluster = cluster
+        self._environ = environ
 
     def restart(self) -> None:
         self.cluster.stop_apiserver()
@@ -90,20 +91,29 @@ class ClusterSubject:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[KubeClient]:
         from pykubelet.clients.kube.client import RestKubeClient
+        from pykubelet.clients.kube.connections import ServerConnections
         from pykubelet.clients.kube.kubeconfig import load_kubeconfig
         from pykubelet.clients.kube.transport import Transport
 
         config = load_kubeconfig(self.cluster.admin_kubeconfig)
-        client = RestKubeClient(Transport(config, clock=self.clock, agent="contract", environ={}))
+        client = RestKubeClient(
+            Transport(ServerConnections(config, clock=self.clock, environ=self._environ), agent="contract")
+        )
         try:
             yield client
         finally:
             await client.close()
 
 
-@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.cluster)])
+REAL = {"real": {}, "real over HTTP/1.1": {"DISABLE_HTTP2": "1"}}
+
+
+@pytest.fixture(params=["fake", *(pytest.param(name, marks=pytest.mark.cluster) for name in REAL)])
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
-    yield ClusterSubject(request.getfixturevalue("cluster")) if request.param == "real" else FakeSubject()
+    if request.param == "fake":
+        yield FakeSubject()
+    else:
+        yield ClusterSubject(request.getfixturevalue("cluster"), REAL[request.param])
 
 
 def a_name() -> str:

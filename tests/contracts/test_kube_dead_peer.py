@@ -12,10 +12,12 @@ from contextlib import aclosing
 
 import pytest
 
+from pykubelet.clients.kube.connections import ServerConnections
 from pykubelet.clients.kube.kubeconfig import ClusterEntry, Kubeconfig, UserEntry
 from pykubelet.clients.kube.transport import Transport
 from pykubelet.kit.clock import SystemClock
 from pykubelet.model.errors import ApiDown
+from tests.unit.clients.kube.api_server import as_it_is
 
 pytestmark = [pytest.mark.node, pytest.mark.slow]
 
@@ -61,8 +63,8 @@ def link() -> Iterator[str]:
 
 async def test_silent_loss_ends_a_watch_within_30_seconds(link: str) -> None:
     config = Kubeconfig(cluster=ClusterEntry(server=f"http://{SERVER}:{PORT}"), user=UserEntry())
-    transport = Transport(config, clock=SystemClock(), agent="test", environ={})
-    stream = transport.stream("/watch", silence=300)
+    transport = Transport(ServerConnections(config, clock=SystemClock(), environ={}), agent="test")
+    stream = transport.stream("/watch", silence=300, read=as_it_is)
     async with aclosing(stream):
         assert await anext(stream) == b"hello"
         ip("-n", link, "link", "set", "eth0", "down")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, cast
 
 from pykubelet.clients.kube.transport import Transport
@@ -36,10 +36,13 @@ class FakeTransport:
         self.requested.append((method, path))
         return self.answers.get(path, self.listed)
 
-    async def stream(self, path: str, *, query: Query = (), silence: float) -> AsyncGenerator[bytes, None]:
+    async def stream(
+        self, path: str, *, query: Query = (), silence: float, read: Callable[[bytes], Awaitable[Any]]
+    ) -> AsyncGenerator[Any, None]:
         self.watched_from.append(dict(query)["resourceVersion"])
         while (line := await self._lines.get()) is not None:
-            yield line
+            if (found := await read(line)) is not None:
+                yield found
 
     async def close(self) -> None:
         return None

@@ -149,7 +149,7 @@ async def _cluster(
     if settings.flags.standalone:
         yield None
         return
-    # Imported late: the HTTP library of the API client costs 9 MiB, which a node without a cluster need not pay.
+    # Imported late: a node without a cluster need not pay for the API client's memory.
     from pykubelet.cli.cluster_edges import connected_cluster
 
     async with connected_cluster(

@@ -1,7 +1,7 @@
 """The production edges of a cluster node: logging in to the API server, joining first if need be, and its clients.
 
 Three clients of one login: pods and objects, heartbeats without a rate limit, events with a rate of their own, so that
-none of them ever waits for another.
+none of them ever waits for another. They share the connections.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from msgspec import Struct
@@ -22,6 +22,7 @@ from pykubelet.certs.rotation import CertificateFiles
 from pykubelet.clients.host.machine import filesystem_size
 from pykubelet.clients.host.network import InterfaceNetwork
 from pykubelet.clients.kube.client import RestKubeClient
+from pykubelet.clients.kube.connections import ServerConnections
 from pykubelet.clients.kube.decoding import UnreadableObjects
 from pykubelet.clients.kube.kubeconfig import Kubeconfig, KubeconfigError, load_kubeconfig, with_rotation
 from pykubelet.clients.kube.transport import RequestMetrics, Transport, user_agent
@@ -51,40 +52,31 @@ async def connected_cluster(
         yield None
         return
     node, login = settings.config.node, await log_in(settings, clock=clock, node_name=node_name)
-    clients: list[RestKubeClient] = []
+    server = ServerConnections(login.config, clock=clock)
     unreadable = UnreadableObjects(metrics)
     requests = RequestMetrics(metrics)
-    async with AsyncExitStack() as stack:
+    agent = user_agent(settings.kubernetes_version)
 
-        async def client(qps: float, burst: int) -> RestKubeClient:
-            agent = user_agent(settings.kubernetes_version)
-            transport = Transport(login.config, clock=clock, agent=agent, qps=qps, burst=burst, metrics=requests)
-            made = RestKubeClient(transport, unreadable=unreadable)
-            stack.push_async_callback(made.close)
-            await transport.open()
-            clients.append(made)
-            return made
+    def client(qps: float, burst: int) -> RestKubeClient:
+        transport = Transport(server, agent=agent, qps=qps, burst=burst, metrics=requests)
+        return RestKubeClient(transport, unreadable=unreadable)
 
-        async def renew() -> None:
-            for each in clients:
-                await each.renew()
-
-        async def abandon() -> None:
-            for each in clients:
-                await each.abandon()
-
+    try:
+        await server.open()
         yield ClusterEdges(
-            client=await client(node.kube_api_qps, node.kube_api_burst),
-            heartbeat=await client(NO_LIMIT, 1),
-            events=await client(node.event_record_qps, node.event_burst),
+            client=client(node.kube_api_qps, node.kube_api_burst),
+            heartbeat=client(NO_LIMIT, 1),
+            events=client(node.event_record_qps, node.event_burst),
             network=InterfaceNetwork(),
             storage_size=lambda: filesystem_size(root),
             runtime_version=f"{runtime.name}://{runtime.version}",
-            renew=renew,
-            abandon=abandon,
+            renew=server.renew,
+            abandon=server.abandon,
             renews_certificate=login.renews_certificate,
             locked_out=leave,
         )
+    finally:
+        await server.close()
 
 
 class ClusterLogin(Struct, frozen=True, kw_only=True):
@@ -136,7 +128,8 @@ def address_of(config: Kubeconfig) -> ClusterAddress:
 
 async def _bootstrap(settings: Settings, files: CertificateFiles, clock: Clock, node_name: str) -> None:
     config = load_kubeconfig(Path(settings.flags.bootstrap_kubeconfig))
-    transport = Transport(config, clock=clock, agent=user_agent(settings.kubernetes_version))
+    server = ServerConnections(config, clock=clock)
+    transport = Transport(server, agent=user_agent(settings.kubernetes_version))
     client = RestKubeClient(transport)
     try:
         await transport.open()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
@@ -89,7 +89,7 @@ class TaskSet:
         self.name = name
         self._on_error = on_error
         self._group: asyncio.TaskGroup | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[None], Coroutine[Any, Any, None]] = {}
 
     async def __aenter__(self) -> TaskSet:
         self._group = asyncio.TaskGroup()
@@ -110,23 +110,21 @@ class TaskSet:
         if self._group is None:
             work.close()
             raise RuntimeError(f"{self.name}: not running, cannot start {name}")
-        task = self._group.create_task(self._guard(work), name=name)
-        self._tasks.add(task)
-
-        def ended(_: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
-            work.close()  # cancelled before its first step it was never begun, and Python would complain
-
-        task.add_done_callback(ended)
+        guarded = work if self._on_error is None else self._guard(work, self._on_error)
+        task = self._group.create_task(guarded, name=name)
+        self._tasks[task] = work
+        task.add_done_callback(self._ended)
         return task
 
-    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        # Cancelled before its first step the work was never begun, and Python would complain.
+        self._tasks.pop(task).close()
+
+    async def _guard(self, work: Coroutine[Any, Any, None], on_error: Callable[[BaseException], None]) -> None:
         try:
             await work
         except Exception as error:
-            if self._on_error is None:
-                raise
-            self._on_error(error)
+            on_error(error)
 
 
 async def finish(cleanup: Coroutine[Any, Any, T], *, within: float) -> T:
@@ -238,6 +236,21 @@ class Ending:
         await asyncio.wait({self._task})
         if not self._task.cancelled():
             self._task.exception()
+
+
+class Closing:
+    """contextlib.aclosing without a dictionary of its own, for what exists hundreds of times."""
+
+    __slots__ = ("_stream",)
+
+    def __init__(self, stream: AsyncGenerator[Any, None]) -> None:
+        self._stream = stream
+
+    async def __aenter__(self) -> None:
+        return None
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stream.aclose()
 
 
 async def periodic(clock: Clock, period: float, work: Callable[[], Awaitable[None]]) -> None:

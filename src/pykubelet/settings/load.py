@@ -32,7 +32,7 @@ from pykubelet.settings.schema import (
 from pykubelet.settings.settings import KUBERNETES_VERSION, raw_version_text, read_environment, version_text
 from pykubelet.settings.settings import Settings as Settings
 from pykubelet.settings.validate import config_problems, flag_problems
-from pykubelet.settings.without_effect import FIELDS, FLAGS, LEFTOVER_FLAGS, VARIABLES, warning
+from pykubelet.settings.without_effect import FIELDS, FLAGS, LEFTOVER_FLAGS, warning
 
 # Far more than any configuration; a device or a wrong file must not fill the memory.
 MAX_FILE_BYTES = 4 * 1024 * 1024
@@ -184,8 +184,7 @@ def load_settings(
         node_ips=node_ips,
         kubernetes_version=version if version.startswith("v") else KUBERNETES_VERSION,
     )
-    variables = [name for name in VARIABLES if environ.get(name)]
-    vain = warning([*_in_vain(config, flags, parsed), *final_gates.in_vain(), *variables])
+    vain = warning([*_in_vain(config, flags, parsed), *final_gates.in_vain()])
     warnings = [*parsed.warnings, *warnings, *sources.warnings, *filter(None, [vain]), *final_gates.warnings()]
     return LoadedSettings(settings=settings, warnings=tuple(map(printable, warnings)))
 

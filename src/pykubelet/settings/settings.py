@@ -63,8 +63,6 @@ class EnvironmentSettings:
     """NOTIFY_SOCKET: where systemd takes notifications."""
     watchdog_timeout: float | None = None
     """WATCHDOG_USEC in seconds: systemd ends a process that is silent for longer."""
-    disable_http2: bool = False
-    """DISABLE_HTTP2 is not empty."""
 
 
 def read_environment(environ: Mapping[str, str], *, process_id: int) -> tuple[EnvironmentSettings, list[str]]:
@@ -84,7 +82,6 @@ def read_environment(environ: Mapping[str, str], *, process_id: int) -> tuple[En
     settings = EnvironmentSettings(
         notify_socket=environ.get("NOTIFY_SOCKET", ""),
         watchdog_timeout=timeout,
-        disable_http2=bool(environ.get("DISABLE_HTTP2")),
     )
     return settings, problems
 

@@ -56,10 +56,7 @@ GATES: Mapping[str, str] = {
 }
 """Gates that may be switched; a locked one has no effect anyway."""
 
-VARIABLES: Mapping[str, str] = {"DISABLE_HTTP2": "the API server is spoken to by HTTP/1.1 anyway"}
-"""Of the environment."""
-
-REASONS: Mapping[str, str] = MappingProxyType({**FIELDS, **FLAGS, **GATES, **VARIABLES})
+REASONS: Mapping[str, str] = MappingProxyType({**FIELDS, **FLAGS, **GATES})
 
 
 def described(doc: str, name: str) -> str:

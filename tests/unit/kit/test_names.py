@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pykubelet.clients.kube.transport import ApiResolver
+from pykubelet.clients.kube.http1 import ApiResolver
 from pykubelet.kit.names import Found, LookupFailed, NameLookups
 
 pytestmark = pytest.mark.real_loop

@@ -7,8 +7,8 @@ Does not cover: connections, retries, errors (transport.py), list and watch as o
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -38,6 +38,7 @@ class RestKubeClient:
     def __init__(self, transport: Transport, *, unreadable: UnreadableObjects | None = None) -> None:
         self._transport = transport
         self.unreadable = unreadable or UnreadableObjects()
+        self._readers: dict[type, Callable[[bytes], Awaitable[Any]]] = {}
 
     async def renew(self) -> None:
         """Leave all connections; watches start again by themselves."""
@@ -79,7 +80,7 @@ class RestKubeClient:
             self.unreadable.count(each)
         return page
 
-    async def watch(
+    def watch(
         self,
         kind: type[K],
         namespace: str = "",
@@ -89,22 +90,32 @@ class RestKubeClient:
         resource_version: str,
         timeout: float = 300.0,
     ) -> AsyncGenerator[Change[K] | UnreadableChange, None]:
-        query = _query(
-            watch="true",
-            allowWatchBookmarks="true",
-            fieldSelector=field_selector,
-            labelSelector=label_selector,
-            resourceVersion=resource_version,
-            timeoutSeconds=str(int(timeout)),
+        return self._transport.stream(
+            resource_of(kind).path(namespace),
+            query=_query(
+                watch="true",
+                allowWatchBookmarks="true",
+                fieldSelector=field_selector,
+                labelSelector=label_selector,
+                resourceVersion=resource_version,
+                timeoutSeconds=str(int(timeout)),
+            ),
+            silence=WATCH_SILENCE,
+            read=self._reader(kind),
         )
-        lines = self._transport.stream(resource_of(kind).path(namespace), query=query, silence=WATCH_SILENCE)
-        async with aclosing(lines):
-            async for line in lines:
-                change = await change_of(kind, line)
-                if isinstance(change, UnreadableChange):
-                    self.unreadable.count(change.object)
-                if change is not None:
-                    yield change
+
+    def _reader(self, kind: type[K]) -> Callable[[bytes], Awaitable[Change[K] | UnreadableChange | None]]:
+        """One for all watches of a kind: there may be hundreds."""
+        known = self._readers.get(kind)
+        if known is None:
+            known = self._readers[kind] = partial(self._change, kind)
+        return known
+
+    async def _change(self, kind: type[K], line: bytes) -> Change[K] | UnreadableChange | None:
+        change = await change_of(kind, line)
+        if isinstance(change, UnreadableChange):
+            self.unreadable.count(change.object)
+        return change
 
     async def create(self, obj: K, *, dry_run: bool = False) -> K:
         kind = type(obj)

@@ -4,7 +4,7 @@ Files are looked at again at most once a second and read again when they changed
 more, or a certificate whose key is not there yet, leaves the last good state in force. Nothing secret is logged.
 Exec credential plugins (client.authentication.k8s.io v1 and v1beta1) get the request in KUBERNETES_EXEC_INFO and print
 an ExecCredential, kept until it expires or the server refuses it; programs that want a terminal are not supported.
-Does not cover: opening connections (transport.py), getting new certificates (certs/).
+Does not cover: opening connections (connections.py), getting new certificates (certs/).
 """
 
 from __future__ import annotations
@@ -159,13 +159,16 @@ class Identity(Struct, frozen=True, kw_only=True):
         return f"Identity({self.tls!r}, headers={[name for name, _ in self.headers]})"
 
 
-def ssl_context(material: TlsMaterial) -> ssl.SSLContext:
-    """A client context; raises ssl.SSLError or ValueError when the material does not fit together."""
+def ssl_context(material: TlsMaterial, *, http2: bool = False) -> ssl.SSLContext:
+    """A client context that offers HTTP/1.1, or HTTP/2 before it.
+
+    Raises ssl.SSLError or ValueError when the material does not fit together.
+    """
     context = ssl.create_default_context(cadata=material.ca.decode("ascii") if material.ca else None)
     # As Go does: an intermediate in the bundle is trusted by itself, and CAs made by hand may lack extensions.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    context.set_alpn_protocols(["http/1.1"])
+    context.set_alpn_protocols(["h2", "http/1.1"] if http2 else ["http/1.1"])
     if material.insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

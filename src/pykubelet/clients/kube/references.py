@@ -58,9 +58,9 @@ DEFAULT_TTL = 60.0
 JANITOR_PERIOD = 30.0
 LEAST_IDLE = 60.0
 WATCH_AFTER = 0.5
-"""Seconds between the first look at an object and its watch. A watch is a connection with a handshake of its own (list
-and watch together cost us some 4 ms of processor time), and a pod with many objects is just then being started. That
-this makes pods start sooner is expected, not measured: see docs/performance.md."""
+"""Seconds between the first look at an object and its watch: a pod with many objects is just then being started, and
+over HTTP/1.1 a watch is a connection with a handshake of its own (list and watch together cost us some 4 ms of
+processor time). That this makes pods start sooner is expected, not measured: see docs/performance.md."""
 FRESH = 5.0
 """Seconds after its first list in which a watch's "absent" is checked: that list may be a little old."""
 
@@ -79,9 +79,12 @@ class ObjectUnavailable(PykubeletError):
     """A secret or config map cannot be had now; the text is upstream's."""
 
 
-class _Entry(Struct):
+class _Entry(Struct, kw_only=True, eq=False):
     """One referenced object."""
 
+    key: ObjectName
+    on_set: Callable[[_Entry, Sequence[Any]], None]
+    """Called with each new state of it."""
     pods: dict[PodUID, bool] = field(default_factory=dict)
     """Pods that refer to it; True for those that must follow changes."""
     last_read: float = 0.0
@@ -94,11 +97,14 @@ class _Entry(Struct):
     # Cache
     cached: Any = None
     fetched_at: float | None = None
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lock: asyncio.Lock | None = None
 
     @property
     def followed(self) -> bool:
         return any(self.pods.values())
+
+    def observed(self, items: Sequence[Any]) -> None:
+        self.on_set(self, items)
 
 
 class ReferenceWatcher:
@@ -128,6 +134,7 @@ class ReferenceWatcher:
         self._listeners: list[ObjectListener] = []
         self._tasks = TaskSet("references")
         self._running = asyncio.Event()
+        self._on_set = self._observed  # one for all entries
 
     def listen(self, listener: ObjectListener) -> None:
         """Call `listener` whenever an object was first read, was added, changed or was deleted."""
@@ -141,7 +148,7 @@ class ReferenceWatcher:
         for name, followed in wanted.items():
             entry = self._entries.get(name)
             if entry is None:
-                entry = self._entries[name] = _Entry(last_read=self._clock.monotonic())
+                entry = self._entries[name] = _Entry(key=name, on_set=self._on_set, last_read=self._clock.monotonic())
             entry.pods[uid] = followed
             entry.fetched_at = None  # strategy Cache: a pod that starts or changes gets fresh data
             self._start(name, entry)
@@ -208,6 +215,8 @@ class ReferenceWatcher:
         return found
 
     async def _from_cache(self, kind: type[K], key: ObjectName, entry: _Entry) -> K | None:
+        if entry.lock is None:
+            entry.lock = asyncio.Lock()
         async with entry.lock:  # several containers of a starting pod ask at once; one request serves them
             now = self._clock.monotonic()
             if entry.fetched_at is None or now - entry.fetched_at >= self._ttl():
@@ -235,13 +244,14 @@ class ReferenceWatcher:
             client=self._kube,
             query=Query(kind=key.kind, namespace=key.namespace, field_selector=f"metadata.name={key.name}"),
             clock=self._clock,
-            on_set=lambda items: self._observed(key, entry, items),
+            on_set=entry.observed,
             rest=self._watch_after,
         )
         entry.reflector, entry.synced_at = reflector, None
         entry.task = self._tasks.spawn(reflector.run(), name=reflector.name)
 
-    def _observed(self, key: ObjectName, entry: _Entry, items: Sequence[Any]) -> None:
+    def _observed(self, entry: _Entry, items: Sequence[Any]) -> None:
+        key = entry.key
         if self._entries.get(key) is not entry:
             return
         if entry.synced_at is None:

@@ -16,7 +16,6 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
 from typing import Any, Generic
 
 from msgspec import Struct
@@ -33,6 +32,7 @@ from pykubelet.clients.kube.port import (
 )
 from pykubelet.kit.backoff import Backoff, jittered
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.tasks import Closing
 from pykubelet.model.errors import ApiDown, ApiError, Expired, Forbidden
 
 logger = logging.getLogger(__name__)
@@ -121,6 +121,7 @@ async def list_and_watch(
                 listed = await list_all(client, query, resource_version=wanted)
                 version = listed.resource_version
                 yield listed
+                del listed
                 if rest:
                     await clock.sleep(rest)
             changes = client.watch(
@@ -132,7 +133,7 @@ async def list_and_watch(
                 timeout=(source or random).uniform(WATCH_MIN, WATCH_MAX),
             )
             started = clock.monotonic()
-            async with aclosing(changes):
+            async with Closing(changes):
                 async for change in changes:
                     backoff.reset()
                     version = _version(change) or version
@@ -186,6 +187,11 @@ Key = tuple[str, str]
 
 
 class Reflector(Generic[K]):
+    __slots__ = (
+        *("_client", "_clock", "_on_change", "_on_set", "_query", "_rest", "_source", "_store", "_synced"),
+        *("_unreadable", "_waiting", "name"),
+    )
+
     def __init__(
         self,
         *,
@@ -209,17 +215,23 @@ class Reflector(Generic[K]):
         self._rest = rest
         self._store: dict[Key, K] = {}
         self._unreadable: dict[Key, Unreadable] = {}
-        self._synced = asyncio.Event()
+        self._synced = False
+        self._waiting: asyncio.Event | None = None
+        """Made when it is waited for: a node has hundreds of these, and few are."""
 
     @property
     def synced(self) -> bool:
         """Whether the full set was received at least once."""
-        return self._synced.is_set()
+        return self._synced
 
     async def wait_synced(self, within: float | None = None) -> bool:
+        if self._synced:
+            return True
+        if self._waiting is None:
+            self._waiting = asyncio.Event()
         try:
             async with asyncio.timeout(within):
-                await self._synced.wait()
+                await self._waiting.wait()
         except TimeoutError:
             return False
         return True
@@ -235,27 +247,38 @@ class Reflector(Generic[K]):
         return self._store
 
     async def run(self) -> None:
-        async with aclosing(self.sets()) as sets:
-            async for _ in sets:
-                pass
+        stream = self._stream()
+        try:
+            async with Closing(stream):
+                async for item in stream:
+                    self._take(item)
+                    del item  # the stream is silent for most of its life
+        finally:
+            self._client.unreadable.hold(self, ())
 
     async def sets(self) -> AsyncGenerator[Sequence[K], None]:
         """The same as an iterator of full sets, instead of run()."""
-        stream = list_and_watch(self._client, self._query, self._clock, source=self._source, rest=self._rest)
+        stream = self._stream()
         try:
-            async with aclosing(stream):
+            async with Closing(stream):
                 async for item in stream:
-                    if isinstance(item, Listed):
-                        self._replace(item)
-                    elif isinstance(item, UnreadableChange):
-                        self._apply_unreadable(item)
-                    else:
-                        self._unreadable.pop(_key(item.object), None)
-                        self._apply(item)
-                    self._client.unreadable.hold(self, list(self._unreadable.values()))
+                    self._take(item)
                     yield self.all()
         finally:
             self._client.unreadable.hold(self, ())
+
+    def _stream(self) -> AsyncGenerator[Listed[K] | Change[K] | UnreadableChange, None]:
+        return list_and_watch(self._client, self._query, self._clock, source=self._source, rest=self._rest)
+
+    def _take(self, item: Listed[K] | Change[K] | UnreadableChange) -> None:
+        if isinstance(item, Listed):
+            self._replace(item)
+        elif isinstance(item, UnreadableChange):
+            self._apply_unreadable(item)
+        else:
+            self._unreadable.pop(_key(item.object), None)
+            self._apply(item)
+        self._client.unreadable.hold(self, list(self._unreadable.values()))
 
     def _replace(self, listed: Listed[K]) -> None:
         before, self._store = self._store, {_key(obj): obj for obj in listed.items}
@@ -264,7 +287,10 @@ class Reflector(Generic[K]):
             known = before.get(key)
             if known is not None and _is_same(known, unreadable):
                 self._store[key] = _with_deletion(known, unreadable)
-        self._synced.set()
+        self._synced = True
+        if self._waiting is not None:
+            self._waiting.set()
+            self._waiting = None
         if self._on_change is not None:
             for change in _differences(before, self._store):
                 self._on_change(change)

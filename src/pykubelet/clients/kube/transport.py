@@ -1,39 +1,28 @@
-"""HTTP to the API server: pooled connections, deadlines, rate limit, proxies, errors as our own, request metrics.
+"""Requests to the API server: deadlines, rate limit, repeats, errors as our own, request metrics.
 
-One set of connections per TLS identity: when certificates change, new requests get new connections, running ones
-finish, and watches end so that they start again with the new identity. A peer that is silently gone is noticed by
-the kernel within 30 s (keep-alive and user timeout on every socket), a server that hangs by deadlines. An error's
-reason decides where one status code has two meanings (409); bodies that are no Status, as proxies send them, keep the
-beginning of their text as the message. Proxies are the kubeconfig's own, else HTTPS_PROXY and NO_PROXY as in Go.
-Does not cover: what the requests mean (client.py).
+An error's reason decides where one status code has two meanings (409); bodies that are no Status, as proxies send
+them, keep the beginning of their text as the message. A server that hangs is noticed by deadlines.
+Does not cover: what the requests mean (client.py), connections and protocols (connections.py).
 """
 
 from __future__ import annotations
 
-import asyncio
 import errno
-import ipaddress
-import logging
-import os
+import itertools
 import platform
-import socket
-import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from urllib.parse import urlencode, urlsplit
-
-import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
-from yarl import URL
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+from urllib.parse import urlencode
 
 from pykubelet.api.codec import ManifestError, decode_json
 from pykubelet.api.types import Status
-from pykubelet.clients.kube.credentials import Identity, Login, TlsMaterial, ssl_context
-from pykubelet.clients.kube.kubeconfig import Kubeconfig, KubeconfigError
-from pykubelet.kit.clock import Clock
+from pykubelet.clients.http2.session import ConnectionEnded, NotProcessed, StreamReset
+from pykubelet.clients.kube.connections import Connections, ServerConnections
+from pykubelet.clients.kube.credentials import Identity
+from pykubelet.clients.kube.exchanges import Answer, Request, read_all
+from pykubelet.kit.backoff import jittered
 from pykubelet.kit.limits import TokenBucket
 from pykubelet.kit.metrics import Registry
-from pykubelet.kit.names import NameLookups
 from pykubelet.model.errors import (
     ApiAlreadyExists,
     ApiConflict,
@@ -47,6 +36,8 @@ from pykubelet.model.errors import (
     TooManyRequests,
     Unauthorized,
 )
+
+T = TypeVar("T")
 
 _BY_CODE: Mapping[int, type[ApiError]] = {
     400: Invalid,
@@ -99,97 +90,13 @@ def _retry_after(status: Status, header: str) -> float | None:
     return float(seconds) if seconds else None
 
 
-def proxy_for(server: str, configured: str, environ: Mapping[str, str]) -> str:
-    """The proxy's URL, empty for none."""
-    if configured:
-        return configured
-    parts = urlsplit(server)
-    name = f"{parts.scheme}_proxy"
-    proxy = environ.get(name.upper()) or environ.get(name) or ""
-    if not proxy or _bypassed(
-        parts.hostname or "", parts.port, environ.get("NO_PROXY") or environ.get("no_proxy") or ""
-    ):
-        return ""
-    return proxy if "://" in proxy else f"http://{proxy}"
-
-
-def _bypassed(host: str, port: int | None, rules: str) -> bool:
-    address = _address(host)
-    if host == "localhost" or (address is not None and address.is_loopback):
-        return True
-    return any(
-        _matches(host, address, port, rule) for rule in (text.strip().lower() for text in rules.split(",")) if rule
-    )
-
-
-def _matches(
-    host: str, address: ipaddress.IPv4Address | ipaddress.IPv6Address | None, port: int | None, rule: str
-) -> bool:
-    if rule == "*":
-        return True
-    if "/" in rule:
-        try:
-            return address is not None and address in ipaddress.ip_network(rule, strict=False)
-        except ValueError:
-            return False
-    if (same := _address(rule)) is not None:
-        return same == address
-    name, _, rule_port = rule.rpartition(":") if ":" in rule else (rule, "", "")
-    if rule_port and rule_port != str(port or ""):
-        return False
-    name = name.removeprefix("*").lstrip(".") if name.startswith("*.") else name
-    if name.startswith("."):
-        return host.endswith(name)
-    return host == name or host.endswith("." + name)
-
-
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(text.strip("[]"))
-    except ValueError:
-        return None
-
-
-class ApiResolver(AbstractResolver):
-    """Behind aiohttp's connector."""
-
-    def __init__(self, lookups: NameLookups) -> None:
-        self._lookups = lookups
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        found = await self._lookups.addresses(host, port)
-        return [
-            ResolveResult(
-                hostname=host,
-                host=str(address[0]),
-                port=port,
-                family=each,
-                proto=0,
-                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
-            )
-            for each, address in found
-            if family in (socket.AF_UNSPEC, each)
-        ]
-
-    async def close(self) -> None:
-        return None
-
-
-logger = logging.getLogger(__name__)
-
 REQUEST_TIMEOUT = 60.0
-CONNECT_TIMEOUT = 10.0
-IDLE_KEPT = 60.0
-PARALLEL_CALLS = 16
-"""Ordinary requests at once; more would only mean more handshakes."""
+LONGEST_LINE = 64 * 1024 * 1024
+"""Bytes of one event; the server's store holds objects of a few MiB at most."""
 RETRIES = 10
 DEFAULT_QPS = 5.0
 DEFAULT_BURST = 10
 LONGEST_RETRY_AFTER = 30.0
-# Silence of 10 s is probed every 5 s; 20 s without any sign of life ends the connection.
-KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_COUNT, USER_TIMEOUT_MS = 10, 5, 3, 20_000
 
 Query = Sequence[tuple[str, str]]
 _BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
@@ -229,98 +136,6 @@ def user_agent(version: str) -> str:
     return f"kubelet/{version} (linux/{machine}) kubernetes/pykubelet"
 
 
-def _make_socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
-    made = socket.socket(family=address[0], type=address[1], proto=address[2])
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_COUNT)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
-    return made
-
-
-class _Connections:
-    """Everything opened with one TLS identity."""
-
-    def __init__(self, tls: TlsMaterial, context: ssl.SSLContext | bool, lookups: NameLookups) -> None:
-        self.tls = tls
-        self.retired = False
-        self._resolver = ApiResolver(lookups)
-        self.calls = self._session(context, PARALLEL_CALLS)
-        self.streams = self._session(context, 0)
-        self._open_streams: set[aiohttp.ClientResponse] = set()
-        self._open_calls: set[asyncio.Timeout] = set()
-        self._users = 0
-        self.aborted = False
-
-    def _session(self, context: ssl.SSLContext | bool, limit: int) -> aiohttp.ClientSession:
-        connector = aiohttp.TCPConnector(
-            ssl=context,
-            limit=limit,
-            keepalive_timeout=IDLE_KEPT,
-            socket_factory=_make_socket,
-            resolver=self._resolver,
-        )
-        return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
-
-    @asynccontextmanager
-    async def in_use(self) -> AsyncIterator[None]:
-        self._users += 1
-        try:
-            yield
-        finally:
-            self._users -= 1
-            if self.retired and self._users == 0:
-                await self.close()
-
-    @asynccontextmanager
-    async def calling(self) -> AsyncIterator[None]:
-        """Ends with a TimeoutError when the connections are aborted."""
-        async with asyncio.timeout(None) as scope:
-            self._open_calls.add(scope)
-            try:
-                yield
-            finally:
-                self._open_calls.discard(scope)
-
-    @asynccontextmanager
-    async def streaming(self, response: aiohttp.ClientResponse) -> AsyncIterator[None]:
-        self._open_streams.add(response)
-        try:
-            yield
-        finally:
-            self._open_streams.discard(response)
-            # A stream left early: do not wait half a minute for the server's TLS farewell.
-            connection = response.connection
-            if connection is not None and connection.transport is not None:
-                connection.transport.abort()
-
-    async def retire(self) -> None:
-        """No new requests; watches end now, the rest when it is done."""
-        self.retired = True
-        for response in list(self._open_streams):
-            response.close()
-        if self._users == 0:
-            await self.close()
-
-    async def abort(self) -> None:
-        """End everything now, without a TLS farewell that would not be answered."""
-        self.retired = self.aborted = True
-        # By hand: closing the sessions would leave callers that wait for an answer, or read a stream, waiting.
-        now = asyncio.get_running_loop().time()
-        for scope in list(self._open_calls):
-            scope.reschedule(now)
-        for response in list(self._open_streams):
-            if response.connection is not None and response.connection.transport is not None:
-                response.connection.transport.abort()
-        if self._users == 0:
-            await self.close()
-
-    async def close(self) -> None:
-        await self.calls.close()
-        await self.streams.close()
-
-
 def rate_limit(qps: float, burst: int) -> TokenBucket:
     """A `qps` below zero means no limit, zero the usual default of a Kubernetes client."""
     return TokenBucket(rate=qps or DEFAULT_QPS, burst=burst or DEFAULT_BURST)
@@ -329,53 +144,37 @@ def rate_limit(qps: float, burst: int) -> TokenBucket:
 class Transport:
     def __init__(
         self,
-        config: Kubeconfig,
+        server: ServerConnections,
         *,
-        clock: Clock,
         agent: str,
         qps: float = 50,
         burst: int = 100,
         timeout: float = REQUEST_TIMEOUT,
         metrics: RequestMetrics | None = None,
-        environ: Mapping[str, str] = os.environ,
     ) -> None:
-        self._config = config
-        self._clock = clock
+        """Several may share the connections to a server, each with its own limit of requests a second."""
+        self._server = server
+        self._clock = server.clock
         self._timeout = timeout
-        self._login = Login(config, clock)
         self._limiter = rate_limit(qps, burst)
         self._metrics = metrics or RequestMetrics(Registry())
-        self._headers = {"User-Agent": agent, "Accept": "application/json"}
-        self._host = urlsplit(config.cluster.server).netloc
-        self._server_name = config.cluster.tls_server_name or None
-        self._proxy = proxy_for(config.cluster.server, config.cluster.proxy_url, environ) or None
-        self._lookups = NameLookups(within=CONNECT_TIMEOUT)
-        self._connections: _Connections | None = None
-        self._refused_tls: TlsMaterial | None = None
-        self._closed = False
+        self._headers = [("User-Agent", agent), ("Accept", "application/json")]
 
     async def open(self) -> None:
         """Read the credentials now, so that a mistake in them is a KubeconfigError at start; does not connect."""
-        await self._connections_for(await self._login.identity())
+        await self._server.open()
 
     async def close(self) -> None:
-        self._closed = True
-        if self._connections is not None:
-            connections, self._connections = self._connections, None
-            connections.retired = True
-            await connections.close()
+        """Close the connections, also for those that share them."""
+        await self._server.close()
 
     async def renew(self) -> None:
         """Leave all connections, e.g. because a new certificate is there; running requests may finish."""
-        if self._connections is not None:
-            connections, self._connections = self._connections, None
-            await connections.retire()
+        await self._server.renew()
 
     async def abandon(self) -> None:
         """End all connections at once: the peer is silent. Requests that can be repeated are, on new ones."""
-        if self._connections is not None:
-            connections, self._connections = self._connections, None
-            await connections.abort()
+        await self._server.abandon()
 
     async def request(
         self,
@@ -393,11 +192,15 @@ class Transport:
         broken = retries = 0
         while True:
             await self._turn(method)
-            identity = await self._identity(refused)
+            identity = await self._server.identity(refused)
+            headers = [*self._headers, *identity.headers]
+            if body:
+                headers.append(("Content-Type", content_type))
+            request = Request(method=method, url=self._url(path, query), headers=headers, body=body)
             try:
-                return await self._call(identity, method, path, query, body, content_type, deadline)
+                return await self._call(await self._server.connections(identity), request, deadline)
             except Unauthorized:
-                if refused is not None or await self._identity(identity) == identity:
+                if refused is not None or await self._server.identity(identity) == identity:
                     raise
                 refused = identity
             except _Broken:
@@ -405,6 +208,12 @@ class Transport:
                 broken += 1
                 if broken > 1 or method == "POST":
                     raise
+            except _Unprocessed:
+                retries += 1
+                wait = _patience(retries)
+                if retries > RETRIES or self._clock.monotonic() + wait >= deadline:
+                    raise
+                await self._clock.sleep(wait)
             except ApiError as error:
                 wait = min(error.retry_after or 0.0, LONGEST_RETRY_AFTER)
                 retries += 1
@@ -415,123 +224,109 @@ class Transport:
     async def _turn(self, method: str) -> None:
         """Wait until the limit of requests a second lets one more go."""
         waited = await self._limiter.take(self._clock)
-        self._metrics.waited(method, self._host, waited)
+        self._metrics.waited(method, self._server.host, waited)
 
-    async def stream(self, path: str, *, query: Query = (), silence: float) -> AsyncGenerator[bytes, None]:
-        """The lines of an endless answer; more than `silence` seconds without a byte is ApiDown."""
+    async def stream(
+        self, path: str, *, query: Query = (), silence: float, read: Callable[[bytes], Awaitable[T | None]]
+    ) -> AsyncGenerator[T, None]:
+        """What `read` makes of each line of an endless answer; more than `silence` seconds without a byte is ApiDown.
+
+        A generator of lines, and one around it that reads them, would be two for each watch.
+        """
         await self._turn("GET")
-        identity = await self._identity(None)
-        connections = await self._connections_for(identity)
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT, sock_read=silence)
-        started = self._clock.monotonic()
-        async with connections.in_use():
+        identity = await self._server.identity()
+        connections = await self._server.connections(identity)
+        async with connections:
             try:
-                async with connections.streams.request(
-                    "GET",
-                    self._url(path, query),
-                    headers=[*self._headers.items(), *identity.headers],
-                    timeout=timeout,
-                    server_hostname=self._server_name,
-                    proxy=self._proxy,
-                    allow_redirects=False,
-                ) as response:
-                    self._note("GET", str(response.status), started)
-                    if response.status >= 300:
-                        raise error_of(response.status, await response.read(), response.headers.get("Retry-After", ""))
-                    async with connections.streaming(response):
-                        lines = _Lines()
-                        async for chunk in response.content.iter_any():
-                            for line in lines.feed(chunk):
-                                yield line
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                headers = [*self._headers, *identity.headers]
+                request = Request(method="GET", url=self._url(path, query), headers=headers, silence=silence)
+                answer = await self._opened_stream(connections, request)
+                # Most watches are silent for most of their life: nothing is kept in variables while they wait.
+                del path, query, headers, request
+                try:
+                    connections.follow(answer)
+                    lines = _Lines()
+                    while lines.feed(await answer.chunk()):
+                        while lines.complete:
+                            found = await read(lines.complete.pop())
+                            if found is not None:
+                                yield found
+                            del found
+                finally:
+                    connections.forget(answer)
+                    answer.leave()
+            except OSError as error:  # TimeoutError is one
                 if connections.retired:
                     return
-                raise ApiDown(f"{self._host}: {_what(error)}") from error
+                raise self._failure(connections, error) from error
 
-    async def _call(
-        self,
-        identity: Identity,
-        method: str,
-        path: str,
-        query: Query,
-        body: bytes,
-        content_type: str,
-        deadline: float,
-    ) -> bytes:
-        connections = await self._connections_for(identity)
+    async def _opened_stream(self, connections: Connections, request: Request) -> Answer:
+        """An endless answer that has begun well."""
+        for tries in itertools.count(1):
+            started = self._clock.monotonic()
+            try:
+                answer = await connections.open(request)
+                break
+            except NotProcessed:
+                if tries > RETRIES:
+                    raise
+            await self._clock.sleep(_patience(tries))
+        self._note("GET", str(answer.status), started)
+        if answer.status < 300:
+            return answer
+        try:
+            raise error_of(answer.status, await read_all(answer), answer.retry_after)
+        finally:
+            answer.leave()
+
+    async def _call(self, connections: Connections, request: Request, deadline: float) -> bytes:
         started = self._clock.monotonic()
         code = "<error>"
-        headers = [*self._headers.items(), *identity.headers]
-        if body:
-            headers.append(("Content-Type", content_type))
-        async with connections.in_use():
+        async with connections:
             try:
-                async with (
-                    connections.calling(),
-                    connections.calls.request(
-                        method,
-                        self._url(path, query),
-                        data=body or None,
-                        headers=headers,
-                        timeout=aiohttp.ClientTimeout(
-                            total=max(0.1, deadline - started), sock_connect=min(CONNECT_TIMEOUT, self._timeout)
-                        ),
-                        server_hostname=self._server_name,
-                        proxy=self._proxy,
-                        allow_redirects=False,
-                    ) as response,
-                ):
-                    answer = await response.read()
-                    code = str(response.status)
-                    if response.status >= 300:
-                        raise error_of(response.status, answer, response.headers.get("Retry-After", ""))
-                    return answer
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                kind = _Broken if connections.aborted or _is_broken(error) else ApiDown
-                raise kind(f"{self._host}: {_what(error)}") from error
+                async with connections.calling(max(0.1, deadline - started)):
+                    answer = await connections.open(request)
+                    try:
+                        body = await read_all(answer)
+                    finally:
+                        answer.leave()
+                code = str(answer.status)
+                if answer.status >= 300:
+                    raise error_of(answer.status, body, answer.retry_after)
+                return body
+            except OSError as error:  # TimeoutError is one
+                raise self._failure(connections, error) from error
             finally:
-                self._note(method, code, started)
+                self._note(request.method, code, started)
+
+    def _failure(self, connections: Connections, error: Exception) -> ApiDown:
+        if not isinstance(error, TimeoutError):
+            connections.broke()
+        kind = ApiDown
+        if isinstance(error, NotProcessed):
+            kind = _Unprocessed
+        elif connections.aborted or _is_broken(error):
+            kind = _Broken
+        return kind(f"{self._server.host}: {_what(error)}")
 
     def _note(self, method: str, code: str, started: float) -> None:
-        self._metrics.requested(method, self._host, code, self._clock.monotonic() - started)
+        self._metrics.requested(method, self._server.host, code, self._clock.monotonic() - started)
 
-    async def _identity(self, refused: Identity | None) -> Identity:
-        try:
-            return await (self._login.identity() if refused is None else self._login.renewed(refused))
-        except KubeconfigError as error:
-            raise ApiDown(str(error)) from error
-
-    async def _connections_for(self, identity: Identity) -> _Connections:
-        if self._closed:
-            raise ApiDown(f"{self._host}: the client is closed")
-        current = self._connections
-        if current is not None and identity.tls in (current.tls, self._refused_tls):
-            return current
-        try:
-            context = ssl_context(identity.tls) if self._config.cluster.server.startswith("https:") else True
-        except (ssl.SSLError, ValueError) as error:
-            problem = f"kubeconfig {self._config.source}: certificate, key or CA cannot be used: {error}"
-            if current is None:
-                raise KubeconfigError(problem) from None
-            # Half of a new pair, probably: stay with what works until the files change again.
-            self._refused_tls = identity.tls
-            logger.warning("new client certificate cannot be used yet", extra={"problem": problem})
-            return current
-        self._connections = made = _Connections(identity.tls, context, self._lookups)
-        if current is not None:
-            logger.info("credentials changed; using new connections", extra={"server": self._host})
-            await current.retire()
-            if made.retired:  # renewed while we waited
-                return await self._connections_for(identity)
-        return made
-
-    def _url(self, path: str, query: Query) -> URL:
-        text = self._config.cluster.server + path + (f"?{urlencode(query)}" if query else "")
-        return URL(text, encoded=True)
+    def _url(self, path: str, query: Query) -> str:
+        return self._server.url + path + (f"?{urlencode(query)}" if query else "")
 
 
 class _Broken(ApiDown):
     """A connection ended before an answer came."""
+
+
+class _Unprocessed(ApiDown):
+    """The server did nothing with the request."""
+
+
+def _patience(tries: int) -> float:
+    """Seconds before a request that was not processed is sent again; the first time another connection will do."""
+    return 0.0 if tries == 1 else jittered(min(0.05 * 2**tries, 2.0), 0.5)
 
 
 def _what(error: BaseException) -> str:
@@ -541,7 +336,7 @@ def _what(error: BaseException) -> str:
 
 
 def _is_broken(error: BaseException) -> bool:
-    if isinstance(error, aiohttp.ServerDisconnectedError):
+    if isinstance(error, ConnectionEnded | StreamReset):
         return True
     return isinstance(error, OSError) and error.errno in (errno.ECONNRESET, errno.EPIPE)
 
@@ -549,15 +344,23 @@ def _is_broken(error: BaseException) -> bool:
 class _Lines:
     """Cuts a stream into lines. (aiohttp's readline refuses lines longer than its buffer; a Secret may be a MiB.)"""
 
-    def __init__(self) -> None:
-        self._pending: list[bytes] = []
+    __slots__ = ("_pending", "_size", "complete")
 
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """The lines that are complete now."""
+    def __init__(self) -> None:
+        self.complete: list[bytes] = []
+        """The lines that are there as a whole, to be taken from the end."""
+        self._pending: list[bytes] = []
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> bool:
+        """False for the end. Raises ApiServerError for a line that is too long."""
         first, *others = chunk.split(b"\n")
         self._pending.append(first)
-        if not others:
-            return []
-        lines = [b"".join(self._pending), *others[:-1]]
-        self._pending = [others[-1]]
-        return [line for line in lines if line]
+        self._size += len(first)
+        if self._size > LONGEST_LINE:
+            raise ApiServerError(f"an event of more than {LONGEST_LINE} bytes")
+        if others:
+            lines = [b"".join(self._pending), *others[:-1]]
+            self.complete = [line for line in reversed(lines) if line]
+            self._pending, self._size = [others[-1]] if others[-1] else [], len(others[-1])
+        return bool(chunk)

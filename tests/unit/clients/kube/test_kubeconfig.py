@@ -11,7 +11,7 @@ import pytest
 
 from pykubelet.clients.kube.credentials import ExecPlugin
 from pykubelet.clients.kube.kubeconfig import ClusterEntry, ExecEntry, KubeconfigError, load_kubeconfig
-from pykubelet.clients.kube.transport import proxy_for
+from pykubelet.clients.kube.proxies import proxy_for
 from pykubelet.kit.clock import LoopClock, SystemClock
 
 V1 = "client.authentication.k8s.io/v1"

@@ -1,18 +1,24 @@
-"""The transport against a real server on loopback: credentials change, servers fail, connections break."""
+"""The transport against a real server on loopback: credentials change, servers fail, connections break.
+
+Every test with the fixture `serving` holds for HTTP/1.1 and HTTP/2 alike.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import socket
-from contextlib import aclosing
+import ssl
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from pykubelet.clients.kube import transport as module
+from pykubelet.clients.kube import dialing
+from pykubelet.clients.kube.connections import ServerConnections
 from pykubelet.clients.kube.kubeconfig import ClusterEntry, ExecEntry, Kubeconfig, KubeconfigError, UserEntry
 from pykubelet.clients.kube.transport import RequestMetrics, Transport
 from pykubelet.kit.clock import SystemClock
@@ -32,20 +38,41 @@ from pykubelet.model.errors import (
     Unauthorized,
 )
 from tests.bed.silence import silent_wire
-from tests.unit.clients.kube.api_server import LEAVING, ApiServer, an_authority, ok, serving
+from tests.unit.clients.kube import api_server
+from tests.unit.clients.kube.api_server import LEAVING, ApiServer, an_authority, as_it_is, ok
 
 pytestmark = pytest.mark.real_loop
+
+Serving = Callable[..., AbstractAsyncContextManager[ApiServer]]
+
+
+@pytest.fixture(scope="module")
+def usual_tls(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
+    return an_authority(tmp_path_factory.mktemp("tls"))[1]
+
+
+@pytest.fixture(params=["http/1.1", "h2"])
+def serving(request: pytest.FixtureRequest, usual_tls: ssl.SSLContext) -> Serving:
+    """A server that speaks that protocol."""
+    if request.param == "http/1.1":
+        return api_server.serving
+
+    def front(handler: api_server.Handler, *, tls: ssl.SSLContext | None = None) -> Any:
+        return api_server.serving(handler, front=tls or usual_tls)
+
+    return front
 
 
 def a_transport(url: str, user: UserEntry | None = None, **options: Any) -> Transport:
     cluster = {name: options.pop(name) for name in list(options) if name in ClusterEntry.__struct_fields__}
+    if url.startswith("https:") and not {"ca_data", "ca_file"} & cluster.keys():
+        cluster["insecure"] = True
     config = Kubeconfig(cluster=ClusterEntry(server=url, **cluster), user=user or UserEntry(), source="test.conf")
-    return Transport(
-        config, clock=SystemClock(), agent="kubelet/v1.36.4 (linux/amd64) kubernetes/pykubelet", environ={}, **options
-    )
+    server = ServerConnections(config, clock=SystemClock(), environ=options.pop("environ", {}))
+    return Transport(server, agent="kubelet/v1.36.4 (linux/amd64) kubernetes/pykubelet", **options)
 
 
-async def test_request_carries_what_servers_log_and_need() -> None:
+async def test_request_carries_what_servers_log_and_need(serving: Serving) -> None:
     async with serving(ok) as server:
         transport = a_transport(server.url, UserEntry(token="secret", impersonate=(("Impersonate-User", "me"),)))
         query = [("fieldSelector", "metadata.name=a b"), ("limit", "1")]
@@ -62,7 +89,7 @@ async def test_request_carries_what_servers_log_and_need() -> None:
     assert request.query["fieldSelector"] == "metadata.name=a b"
 
 
-async def test_requests_and_waits_are_counted() -> None:
+async def test_requests_and_waits_are_counted(serving: Serving) -> None:
     metrics = Registry()
     async with serving(ok) as server:
         observers = {"metrics": RequestMetrics(metrics)}
@@ -70,7 +97,7 @@ async def test_requests_and_waits_are_counted() -> None:
         for _ in range(2):
             await transport.request("GET", "/api/v1/x")
         await transport.close()
-    host = server.url.removeprefix("http://")
+    host = server.url.partition("://")[2]
     assert metrics.counter("rest_client_requests_total", "").value("200", host, "GET") == 2
     assert metrics.histogram("rest_client_request_duration_seconds", "").count(host, "GET") == 2
     assert metrics.histogram("rest_client_rate_limiter_duration_seconds", "").count("GET", host) == 2
@@ -94,7 +121,7 @@ async def test_requests_and_waits_are_counted() -> None:
         (302, "", ApiError),
     ],
 )
-async def test_refusals_are_told_apart(code: int, reason: str, expected: type[Exception]) -> None:
+async def test_refusals_are_told_apart(serving: Serving, code: int, reason: str, expected: type[Exception]) -> None:
     async def refuse(request: web.Request) -> web.Response:
         return web.json_response({"kind": "Status", "reason": reason, "message": "because", "code": code}, status=code)
 
@@ -107,7 +134,7 @@ async def test_refusals_are_told_apart(code: int, reason: str, expected: type[Ex
     assert (caught.value.code, caught.value.reason) == (code, reason)
 
 
-async def test_refusal_of_a_foreign_uid_is_a_conflict() -> None:
+async def test_refusal_of_a_foreign_uid_is_a_conflict(serving: Serving) -> None:
     async def refuse(request: web.Request) -> web.Response:
         details = {"causes": [{"field": "metadata.uid", "reason": "FieldValueInvalid"}]}
         return web.json_response({"kind": "Status", "reason": "Invalid", "details": details}, status=422)
@@ -119,7 +146,7 @@ async def test_refusal_of_a_foreign_uid_is_a_conflict() -> None:
         await transport.close()
 
 
-async def test_proxy_page_becomes_a_message() -> None:
+async def test_proxy_page_becomes_a_message(serving: Serving) -> None:
     async def refuse(request: web.Request) -> web.Response:
         return web.Response(text="<h1>Bad gateway</h1>", status=502)
 
@@ -130,7 +157,7 @@ async def test_proxy_page_becomes_a_message() -> None:
         await transport.close()
 
 
-async def test_server_that_asks_for_patience_is_asked_again() -> None:
+async def test_server_that_asks_for_patience_is_asked_again(serving: Serving) -> None:
     answers = [429, 503, 200]
 
     async def busy(request: web.Request) -> web.Response:
@@ -146,7 +173,7 @@ async def test_server_that_asks_for_patience_is_asked_again() -> None:
     assert answers == []
 
 
-async def test_patience_ends_with_the_deadline() -> None:
+async def test_patience_ends_with_the_deadline(serving: Serving) -> None:
     async def busy(request: web.Request) -> web.Response:
         return web.json_response({}, status=429, headers={"Retry-After": "20"})
 
@@ -158,21 +185,19 @@ async def test_patience_ends_with_the_deadline() -> None:
         await transport.close()
 
 
-async def test_server_that_is_not_there_is_down_and_later_back() -> None:
-    server = ApiServer(ok)
-    await server.start()
-    transport = a_transport(server.url)
-    await transport.request("GET", "/x")
-    await server.stop()
-    with pytest.raises(ApiDown):
+async def test_server_that_is_not_there_is_down_and_later_back(serving: Serving) -> None:
+    async with serving(ok) as server:
+        transport = a_transport(server.url)
         await transport.request("GET", "/x")
-    await server.start()
-    await transport.request("GET", "/x")
-    await transport.close()
-    await server.stop()
+        await server.stop()
+        with pytest.raises(ApiDown):
+            await transport.request("GET", "/x")
+        await server.start()
+        await transport.request("GET", "/x")
+        await transport.close()
 
 
-async def test_connection_that_ends_in_use_is_tried_once_more_but_never_for_post() -> None:
+async def test_connection_that_ends_in_use_is_tried_once_more_but_never_for_post(serving: Serving) -> None:
     left = 1
 
     async def hang_up(request: web.Request) -> web.Response:
@@ -192,7 +217,7 @@ async def test_connection_that_ends_in_use_is_tried_once_more_but_never_for_post
         await transport.close()
 
 
-async def test_answer_that_never_comes_is_down() -> None:
+async def test_answer_that_never_comes_is_down(serving: Serving) -> None:
     async def sleep(request: web.Request) -> web.Response:
         await request.app[LEAVING].wait()
         return web.Response()
@@ -204,7 +229,7 @@ async def test_answer_that_never_comes_is_down() -> None:
         await transport.close()
 
 
-async def test_stream_gives_whole_lines_however_long() -> None:
+async def test_stream_gives_whole_lines_however_long(serving: Serving) -> None:
     big = b"x" * 3_000_000
 
     async def lines(request: web.Request) -> web.StreamResponse:
@@ -216,19 +241,19 @@ async def test_stream_gives_whole_lines_however_long() -> None:
 
     async with serving(lines) as server:
         transport = a_transport(server.url)
-        got = [line async for line in transport.stream("/x", silence=5)]
+        got = [line async for line in transport.stream("/x", silence=5, read=as_it_is)]
         await transport.close()
     assert got == [b"one", b"two", big, b"last"]
 
 
-async def test_stream_refused_is_an_error_of_its_own() -> None:
+async def test_stream_refused_is_an_error_of_its_own(serving: Serving) -> None:
     async def refuse(request: web.Request) -> web.Response:
         return web.json_response({"message": "too old resource version", "reason": "Expired"}, status=410)
 
     async with serving(refuse) as server:
         transport = a_transport(server.url)
         with pytest.raises(Expired):
-            await anext(transport.stream("/x", silence=5))
+            await anext(transport.stream("/x", silence=5, read=as_it_is))
         await transport.close()
 
 
@@ -240,20 +265,20 @@ async def silent(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def test_silent_stream_is_given_up() -> None:
+async def test_silent_stream_is_given_up(serving: Serving) -> None:
     async with serving(silent) as server:
         transport = a_transport(server.url)
-        stream = transport.stream("/x", silence=0.3)
+        stream = transport.stream("/x", silence=0.3, read=as_it_is)
         assert await anext(stream) == b"first"
         with pytest.raises(ApiDown):
             await anext(stream)
         await transport.close()
 
 
-async def test_renewed_connections_end_streams_without_error() -> None:
+async def test_renewed_connections_end_streams_without_error(serving: Serving) -> None:
     async with serving(silent) as server:
         transport = a_transport(server.url)
-        stream = transport.stream("/x", silence=30)
+        stream = transport.stream("/x", silence=30, read=as_it_is)
         async with aclosing(stream):
             assert await anext(stream) == b"first"
             asyncio.get_running_loop().call_later(0.05, lambda: renewing.append(loop.create_task(transport.renew())))
@@ -264,13 +289,15 @@ async def test_renewed_connections_end_streams_without_error() -> None:
         await transport.close()
 
 
-async def test_abandoned_connections_end_at_once_though_the_peer_is_silent(tmp_path: Path) -> None:
+async def test_abandoned_connections_end_at_once_though_the_peer_is_silent(serving: Serving, tmp_path: Path) -> None:
     authority, tls = an_authority(tmp_path)
     async with serving(silent, tls=tls) as server:
-        with silent_wire(server.port) as wire:
+        with silent_wire(server.reached_at) as wire:
             cluster = ClusterEntry(server=f"https://127.0.0.1:{wire.port}", ca_file=authority.pair.certificate)
-            transport = Transport(Kubeconfig(cluster=cluster, user=UserEntry()), clock=SystemClock(), agent="test")
-            stream = transport.stream("/x", silence=30)
+            transport = Transport(
+                ServerConnections(Kubeconfig(cluster=cluster, user=UserEntry()), clock=SystemClock()), agent="test"
+            )
+            stream = transport.stream("/x", silence=30, read=as_it_is)
             async with aclosing(stream):
                 assert await anext(stream) == b"first"
                 wire.cut()
@@ -281,18 +308,22 @@ async def test_abandoned_connections_end_at_once_though_the_peer_is_silent(tmp_p
                     with pytest.raises(StopAsyncIteration):
                         await anext(stream)
                 await asyncio.gather(*leaving)
-            again = transport.stream("/x", silence=30)
+            again = transport.stream("/x", silence=30, read=as_it_is)
             async with aclosing(again):
                 assert await anext(again) == b"first"
             await transport.close()
 
 
-async def test_a_request_without_an_answer_is_repeated_when_its_connection_is_abandoned(tmp_path: Path) -> None:
+async def test_a_request_without_an_answer_is_repeated_when_its_connection_is_abandoned(
+    serving: Serving, tmp_path: Path
+) -> None:
     authority, tls = an_authority(tmp_path)
     async with serving(ok, tls=tls) as server:
-        with silent_wire(server.port) as wire:
+        with silent_wire(server.reached_at) as wire:
             cluster = ClusterEntry(server=f"https://127.0.0.1:{wire.port}", ca_file=authority.pair.certificate)
-            transport = Transport(Kubeconfig(cluster=cluster, user=UserEntry()), clock=SystemClock(), agent="test")
+            transport = Transport(
+                ServerConnections(Kubeconfig(cluster=cluster, user=UserEntry()), clock=SystemClock()), agent="test"
+            )
             await transport.request("GET", "/x")
             wire.cut()
             async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
@@ -304,7 +335,9 @@ async def test_a_request_without_an_answer_is_repeated_when_its_connection_is_ab
             await transport.close()
 
 
-async def test_token_file_is_read_again_as_soon_as_the_server_refuses_the_old_one(tmp_path: Path) -> None:
+async def test_token_file_is_read_again_as_soon_as_the_server_refuses_the_old_one(
+    serving: Serving, tmp_path: Path
+) -> None:
     good = "Bearer one"
 
     async def check(request: web.Request) -> web.Response:
@@ -324,7 +357,7 @@ async def test_token_file_is_read_again_as_soon_as_the_server_refuses_the_old_on
         await transport.close()
 
 
-async def test_client_certificate_is_replaced_without_a_failed_request(tmp_path: Path) -> None:
+async def test_client_certificate_is_replaced_without_a_failed_request(serving: Serving, tmp_path: Path) -> None:
     authority, tls = an_authority(tmp_path)
     folder = tmp_path / "client"
     folder.mkdir()
@@ -351,7 +384,7 @@ async def test_client_certificate_is_replaced_without_a_failed_request(tmp_path:
     assert server.clients == ["first", "first", "second"]
 
 
-async def test_inline_certificate_and_other_server_name(tmp_path: Path) -> None:
+async def test_inline_certificate_and_other_server_name(serving: Serving, tmp_path: Path) -> None:
     authority, tls = an_authority(tmp_path)
     pair = authority.issue("inline")
     user = UserEntry(certificate_data=pair.certificate.read_bytes(), key_data=pair.key.read_bytes())
@@ -367,7 +400,7 @@ async def test_inline_certificate_and_other_server_name(tmp_path: Path) -> None:
     assert server.clients == ["inline"]
 
 
-async def test_unknown_authority_is_refused_unless_told_not_to_look(tmp_path: Path) -> None:
+async def test_unknown_authority_is_refused_unless_told_not_to_look(serving: Serving, tmp_path: Path) -> None:
     _, tls = an_authority(tmp_path)
     (tmp_path / "o").mkdir()
     other, _ = an_authority(tmp_path / "o")
@@ -390,7 +423,7 @@ async def test_bad_certificate_at_start_names_the_kubeconfig(tmp_path: Path) -> 
         await missing.open()
 
 
-async def test_plugin_is_asked_again_when_its_token_is_refused(tmp_path: Path) -> None:
+async def test_plugin_is_asked_again_when_its_token_is_refused(serving: Serving, tmp_path: Path) -> None:
     counter = tmp_path / "count"
     script = (
         f"n=$(($(cat {counter} 2>/dev/null || echo 0) + 1)); echo $n >{counter}; "
@@ -416,7 +449,7 @@ async def test_requests_go_through_the_proxy() -> None:
             {"asked": request.headers["Host"], "password": request.headers.get("Proxy-Authorization")}
         )
 
-    async with serving(proxy) as server:
+    async with api_server.serving(proxy) as server:
         url = server.url.replace("http://", "http://me:pw@")
         transport = a_transport("http://api.invalid:8080", proxy_url=url)
         answer = await transport.request("GET", "/x")
@@ -426,7 +459,7 @@ async def test_requests_go_through_the_proxy() -> None:
 
 
 def test_sockets_notice_a_dead_peer_within_30_seconds() -> None:
-    made = module._make_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ()))
+    made = dialing.make_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ()))
     with made:
         tcp = socket.IPPROTO_TCP
         assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
@@ -435,7 +468,7 @@ def test_sockets_notice_a_dead_peer_within_30_seconds() -> None:
         assert made.getsockopt(tcp, socket.TCP_USER_TIMEOUT) <= 30_000
 
 
-async def test_closed_client_is_down_and_opens_nothing() -> None:
+async def test_closed_client_is_down_and_opens_nothing(serving: Serving) -> None:
     async with serving(ok) as server:
         transport = a_transport(server.url)
         await transport.request("GET", "/x")
