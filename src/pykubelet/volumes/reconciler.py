@@ -211,7 +211,9 @@ class Reconciler:
                 unique = plugin.unique_name(spec)
                 if unique:
                     entry.scope.reschedule(asyncio.get_running_loop().time() + ATTACH_SECONDS)
+                    entry.awaits_attach = True
                     await self._wait_attached(entry, pod, spec, unique)
+                    entry.awaits_attach = False
                 task = self._task(pod, spec, unique)
                 return plugin, task, await plugin.gather(task)
         except TimeoutError as error:
@@ -222,7 +224,7 @@ class Reconciler:
             entry.stale = entry.state is State.MOUNTED
             raise
         finally:
-            entry.scope = None
+            entry.scope, entry.awaits_attach = None, False
 
     def _set_up(self, plugin: VolumePlugin, task: SetUp, files: Files | None) -> None:
         if task.unique_name:

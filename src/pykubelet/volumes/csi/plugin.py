@@ -20,7 +20,7 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from pykubelet.api.types import CSIDriverSpec, CSIPersistentVolumeSource
+from pykubelet.api.types import CSIDriverSpec, CSIPersistentVolumeSource, VolumeError
 from pykubelet.clients.host.port import Mounts, NodePaths
 from pykubelet.clients.plugins.port import CsiNode, CsiVolume
 from pykubelet.context import Context
@@ -133,16 +133,36 @@ class CsiVolumes(RemotePlugin):
         """The attacher's error. If it says that the node is full, the reported limits are wrong: refresh them."""
         assert spec.csi is not None
         driver, handle = spec.csi.driver or "", spec.csi.volume_handle or ""
-        found = await self._objects.attachment(attachment_name(handle, driver, self._node_name))
-        error = found.status.attach_error if found is not None else None
+        error = await self._attach_error(driver, handle)
         if error is None:
             return ""
-        csi_driver = self._objects.driver(driver)
-        renews = csi_driver is not None and bool(csi_driver.node_allocatable_update_period_seconds)
-        if renews and error.error_code == NODE_IS_FULL and (driver, handle) not in self._limits_refreshed:
+        if self._says_full(driver, error) and (driver, handle) not in self._limits_refreshed:
             await self._drivers.refresh(driver)
             self._limits_refreshed.add((driver, handle))
         return error.message or ""
+
+    async def node_is_full(self, spec: VolumeSpec) -> bool:
+        assert spec.csi is not None
+        driver, handle = spec.csi.driver or "", spec.csi.volume_handle or ""
+        error = await self._attach_error(driver, handle)
+        if error is None or not self._says_full(driver, error):
+            return False
+        # The next pod is to find the true limit, also when it is the same volume's.
+        self._limits_refreshed.discard((driver, handle))
+        try:
+            await self._drivers.refresh(driver)
+        except PykubeletError as problem:
+            logger.warning("limits of a driver not renewed", extra={"driver": driver, "problem": str(problem)})
+        return True
+
+    async def _attach_error(self, driver: str, handle: str) -> VolumeError | None:
+        found = await self._objects.attachment(attachment_name(handle, driver, self._node_name))
+        return found.status.attach_error if found is not None and not found.status.attached else None
+
+    def _says_full(self, driver: str, error: VolumeError) -> bool:
+        """Only counts for drivers that let their limits be renewed: with others the scheduler would not learn of it."""
+        known = self._objects.driver(driver)
+        return error.error_code == NODE_IS_FULL and bool(known and known.node_allocatable_update_period_seconds)
 
     # --- mounting -------------------------------------------------------------------------------
 

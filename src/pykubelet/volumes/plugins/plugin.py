@@ -110,6 +110,10 @@ class VolumePlugin(Protocol):
         """Why the volume is not attached to this node; empty when unknown."""
         ...
 
+    async def node_is_full(self, spec: VolumeSpec) -> bool:
+        """Whether the volume is not attached because this node has as many as it can have."""
+        ...
+
     def reconstruct(self) -> None:
         """Read from disk what an earlier run of the agent left on the node. Blocking; called first."""
         ...
@@ -198,6 +202,9 @@ class PluginDefaults:
 
     async def attach_error(self, spec: VolumeSpec) -> str:
         return ""
+
+    async def node_is_full(self, spec: VolumeSpec) -> bool:
+        return False
 
     def mount_path(self, path: Path, spec: VolumeSpec) -> Path:
         return path
