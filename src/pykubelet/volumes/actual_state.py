@@ -19,7 +19,7 @@ from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
 from pykubelet.model.problems import VolumeFailed
 from pykubelet.volumes.desired_state import ObjectKey, Use
-from pykubelet.volumes.spec import VolumeSpec
+from pykubelet.volumes.spec import VolumeSpec, qualified_plugin
 
 FIRST_RETRY, LAST_RETRY = 0.5, 122.0
 """Seconds, doubled with each failure; upstream's."""
@@ -223,7 +223,7 @@ class VolumeTable:
         desired: Counter[str] = Counter()
         actual: Counter[str] = Counter()
         for entry in self.entries():
-            plugin = entry.spec.plugin if entry.spec else ""
+            plugin = qualified_plugin(entry.spec) if entry.spec else "N/A"
             if entry.is_desired:
                 desired[plugin] += 1
             if entry.state is not State.ABSENT:

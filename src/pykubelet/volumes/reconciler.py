@@ -31,7 +31,7 @@ from pykubelet.volumes.objects import VolumeObjects, VolumeRules
 from pykubelet.volumes.ownership import report_slow_ownership
 from pykubelet.volumes.plugins.plugin import Files, RemotePlugin, SetUp, VolumePlugin
 from pykubelet.volumes.reconstruct import forget_attached, note_attached
-from pykubelet.volumes.spec import VolumeSpec, is_claimed, server_of, spec_of
+from pykubelet.volumes.spec import VolumeSpec, is_claimed, qualified_plugin, server_of, spec_of
 from pykubelet.volumes.subpath import clean_subpaths
 
 logger = logging.getLogger(__name__)
@@ -367,7 +367,7 @@ class Reconciler:
             record.changed()
 
     def _measure(self, entry: VolumeEntry, step: Step, began: float, status: str) -> None:
-        plugin = entry.spec.plugin if entry.spec else ""
+        plugin = qualified_plugin(entry.spec) if entry.spec else ""
         migrated = "true" if entry.spec is not None and entry.spec.migrated else "false"
         name = Step.MOUNT.value if step is Step.REFRESH else step.value
         self._durations.observe(self._clock.monotonic() - began, plugin, name, status, migrated)
