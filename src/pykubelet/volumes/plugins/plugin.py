@@ -94,6 +94,10 @@ class VolumePlugin(Protocol):
         """Whether the runtime may relabel the volume for SELinux: only volumes that no one but the pod uses."""
         ...
 
+    def mounts_with_label(self, spec: VolumeSpec) -> bool:
+        """Whether the volume can be mounted with an SELinux label for all its files."""
+        ...
+
     def is_quick(self, spec: VolumeSpec) -> bool:
         """Whether set-up takes microseconds and cannot hang, so that it may run on the loop."""
         ...
@@ -181,6 +185,9 @@ class PluginDefaults:
 
     requires_remount = False
     selinux_relabel = True
+
+    def mounts_with_label(self, spec: VolumeSpec) -> bool:
+        return False
 
     def is_quick(self, spec: VolumeSpec) -> bool:
         return False
