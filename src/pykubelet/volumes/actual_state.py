@@ -61,6 +61,8 @@ class VolumeEntry:
     """How the last operation failed."""
     waiting_for: str = ""
     """What the operation under way waits for."""
+    awaits_attach: bool = False
+    """The operation under way waits until the control plane has attached it."""
     backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_RETRY, LAST_RETRY))
     next_try: float = 0.0
     begun_at: float | None = None
