@@ -63,7 +63,7 @@ class SetUp:
     unique_name: str = ""
     """Set when it has to be attached."""
     device: str = ""
-    """Its device as whoever attached it says; empty for kinds that find it themselves."""
+    """The device path from when it was attached; empty for kinds that look for it themselves."""
     feedback: Feedback = field(default_factory=Feedback, compare=False)
 
     @property
