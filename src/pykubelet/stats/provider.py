@@ -120,7 +120,7 @@ class StatsProvider:
         """Some running container has no known cgroup: its stats come from the runtime."""
         self._load = (0.0, 0)
         self._runtime_cannot = False
-        """The runtime does not measure pods, and that was told."""
+        """The runtime does not measure pods, and that was logged."""
         self._last: dict[bool, tuple[float, Snapshot]] = {}
 
     @property

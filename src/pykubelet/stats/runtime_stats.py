@@ -1,7 +1,7 @@
 """What pods use as the runtime measures it (gate PodAndContainerStatsFromCRI), in place of a look at their cgroups.
 
 What the runtime says it has left of memory or swap stands for the limit. Figures that it does not give stay None, where
-upstream shows 0: a zero that nobody measured misleads who scales by it.
+upstream shows 0: a zero that was not measured misleads autoscalers.
 """
 
 from __future__ import annotations
