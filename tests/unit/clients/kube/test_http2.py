@@ -118,6 +118,21 @@ async def test_all_clients_of_a_login_share_as_few_connections_as_the_server_all
         assert {len(peer.asked) > 200 for peer in server.peers} == {True, False}
 
 
+async def test_connections_apart_are_of_the_same_login_and_end_by_themselves(bench: Bench) -> None:
+    async with bench.server(watch) as server, bench.closing:
+        common = bench.connections(server.url)
+        await common.open()
+        apart = common.apart()
+        bench.closing.push_async_callback(apart.close)
+        clients = [Transport(each, agent="test", qps=-1) for each in (common, apart, apart)]
+        for client in clients:
+            assert await client.request("GET", "/x") == b"ok"
+        assert len(server.open) == 2
+        await common.close()
+        assert await clients[1].request("GET", "/x") == b"ok"
+        await until(lambda: len(server.open) == 1)
+
+
 async def test_first_300_watches_at_once_need_no_more_connections(bench: Bench) -> None:
     async with (
         bench.server(watch, settings={MAX_STREAMS: 250}) as server,
