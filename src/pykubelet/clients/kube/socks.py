@@ -106,7 +106,7 @@ async def _read_answer(sock: socket.socket) -> None:
             [length] = await _exactly(sock, 1)
         case _:
             raise ProxyRefused(f"unknown address type {kind}")
-    await _exactly(sock, length + 2)  # where the proxy connected from; nobody needs it
+    await _exactly(sock, length + 2)  # the address that the proxy connected from
 
 
 def _check_version(version: int) -> None:
