@@ -139,14 +139,19 @@ class Changes:
         """Stop changing; what the server has now."""
         self._going.clear()
         await self._idle.wait()
-        found: State = {}
-        for kind in (ConfigMap, Secret):
-            page = await self._client.list(kind, NAMESPACE)
-            for obj in page.items:
-                name = obj.metadata.name or ""
-                if name.startswith("watched-"):
-                    found[name] = obj.metadata.labels.get("change", "")
-        return {name: found[name] for name in found if int(name.split("-")[1]) < self._pods}
+        while True:
+            with suppress(ApiError):  # the server may not be ready for everything yet
+                return {**await self._state(ConfigMap), **await self._state(Secret)}
+            await CLOCK.sleep(0.2)
+
+    async def _state(self, kind: type[ConfigMap] | type[Secret]) -> State:
+        wanted = {obj.metadata.name for number in range(self._pods) for obj in objects_of(number)}
+        page = await self._client.list(kind, NAMESPACE)
+        return {
+            obj.metadata.name or "": obj.metadata.labels.get("change", "")
+            for obj in page.items
+            if obj.metadata.name in wanted
+        }
 
     async def close(self) -> None:
         await self._client.close()

@@ -363,21 +363,6 @@ async def test_changes_before_the_end_of_the_set_belong_to_it() -> None:
 
 
 @WITH_WATCH_LISTS
-async def test_loop_has_turns_while_a_large_set_comes() -> None:
-    kube, turns = OddKube([*(added(f"m{number}", "1") for number in range(1000)), END], "silence"), 0
-
-    async def other_work() -> None:
-        nonlocal turns
-        while not reflector.synced:
-            turns += 1
-            await asyncio.sleep(0)
-
-    async with reflecting(kube, Heard()) as reflector:
-        await other_work()
-    assert turns >= 50
-
-
-@WITH_WATCH_LISTS
 async def test_lost_events_ask_for_the_newest_set() -> None:
     kube, heard = FakeKube(LoopClock()), Heard()
     async with reflecting(kube, heard):
