@@ -111,7 +111,7 @@ fi
 requirements=("$root/requirements.txt")
 stamp=$venv/.setup-run
 if [ "$purpose" != run ]; then
-  requirements+=("$root/requirements-dev.txt")
+  requirements+=("$root/requirements-dev.txt" "$root/requirements-tracing.txt")
   stamp=$venv/.setup-dev
 fi
 key=$(cat "${requirements[@]}" "$root/pyproject.toml" | sha256sum | cut -c1-16)
