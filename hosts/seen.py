@@ -94,5 +94,5 @@ AREAS: Mapping[str, Seen] = {
     "logs": Seen(host=(*_node("agent", "server"), *_cluster("kubectl"))),
     "logs: rotation": Seen(fakes=_unit("runtime/test_logs_rotate")),
     "housekeeping": Seen(host=_node("chaos", "cgroups", "up"), guest=_guest("power_cut")),
-    "service of systemd": Seen(guest=_guest("systemd"), fakes=_node("agent")),
+    "service of systemd": Seen(guest=_guest("systemd", "watchdog"), fakes=_node("agent")),
 }

@@ -2,7 +2,7 @@
 # Build the Go programs that tests need, once, into a cache outside the tree.
 #
 #   tools/build-go.sh TARGET [--print]     TARGET: controlplane | containerd2 | crio | runc | crictl | metricsserver |
-#                                                  e2e | node-e2e | plugins | kubeadm
+#                                                  e2e | node-e2e | plugins | kubeadm | apiserver-1.35 | apiserver-1.37
 #
 # The last line on stdout is the folder that holds the programs; everything else goes to stderr. With --print nothing is
 # built: the folder is named when it is there and up to date, otherwise the exit status is 1.
@@ -31,6 +31,14 @@ case $target in
       flags+=" -X $base.gitVersion=$version -X $base.gitMajor=1 -X $base.gitMinor=36 -X $base.gitTreeState=clean"
     done
     hint="about 5 minutes on 2 cores" ;;
+  apiserver-1.35 | apiserver-1.37)  # of other minors than ours, for the table of version skew
+    version=$(sed -n 's/^require k8s.io\/kubernetes //p' "$root/tests/$target/go.mod")
+    programs="kube-apiserver"
+    packages=k8s.io/kubernetes/cmd/kube-apiserver
+    for base in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
+      flags+=" -X $base.gitVersion=$version -X $base.gitMajor=1 -X $base.gitMinor=${target#*1.} -X $base.gitTreeState=clean"
+    done
+    hint="about 4 minutes on 2 cores" ;;
   containerd2)
     version=v2.3.4
     programs="containerd containerd-shim-runc-v2 ctr"
@@ -98,7 +106,7 @@ case $target in
       flags+=" -X $base.gitVersion=$version -X $base.gitMajor=1 -X $base.gitMinor=36 -X $base.gitTreeState=clean"
     done
     hint="about 3 minutes on 2 cores" ;;
-  *) die "usage: tools/build-go.sh controlplane|containerd2|crio|runc|crictl|metricsserver|e2e|node-e2e|plugins|kubeadm [--print]" ;;
+  *) die "usage: tools/build-go.sh controlplane|containerd2|crio|runc|crictl|metricsserver|e2e|node-e2e|plugins|kubeadm|apiserver-1.35|apiserver-1.37 [--print]" ;;
 esac
 
 sources=$root/tests/$target

@@ -25,6 +25,7 @@ from pykubelet.clients.kube.client import RestKubeClient
 from pykubelet.clients.kube.connections import ServerConnections
 from pykubelet.clients.kube.decoding import UnreadableObjects
 from pykubelet.clients.kube.kubeconfig import Kubeconfig, KubeconfigError, load_kubeconfig, with_rotation
+from pykubelet.clients.kube.port import WatchLists
 from pykubelet.clients.kube.transport import RequestMetrics, Transport, user_agent
 from pykubelet.edges import ClusterEdges
 from pykubelet.kit.clock import Clock
@@ -56,10 +57,11 @@ async def connected_cluster(
     unreadable = UnreadableObjects(metrics)
     requests = RequestMetrics(metrics)
     agent = user_agent(settings.kubernetes_version)
+    watch_lists = WatchLists(enabled=settings.gates.enabled("WatchListClient"))
 
     def client(qps: float, burst: int) -> RestKubeClient:
         transport = Transport(server, agent=agent, qps=qps, burst=burst, metrics=requests)
-        return RestKubeClient(transport, unreadable=unreadable)
+        return RestKubeClient(transport, unreadable=unreadable, watch_lists=watch_lists)
 
     try:
         await server.open()

@@ -85,7 +85,7 @@ class PodWorker(Struct):
     orphan: Orphan | None = None
     room: Room | None = None
     changes: list[StatusChange] = field(default_factory=list)
-    """What kill requests want to see in the pod's last statuses."""
+    """What those who ended the pod want to see in its last statuses."""
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
     """Completed when no container runs any more."""
     wake: Wakeup = field(default_factory=Wakeup)

@@ -21,7 +21,7 @@ LEFTOVER_FLAGS = (
 )
 
 FIELDS: Mapping[str, str] = {
-    "contentType": "requests and answers are JSON",
+    "contentType": "requests and answers are JSON, which is quicker here (docs/decisions/011-json.md)",
     "hairpinMode": "with CRI the network plugin decides",
     "iptablesDropBit": "the Go kubelet does not use it either",
     "iptablesMasqueradeBit": "the Go kubelet does not use it either",
@@ -47,7 +47,6 @@ GATES: Mapping[str, str] = {
     "RuntimeClassInImageCriApi": "an image counts once, whatever runtime handlers it was pulled for",
     "TopologyManagerPolicyAlphaOptions": "no option of the topology manager is alpha in this release",
     "TopologyManagerPolicyBetaOptions": "no option of the topology manager is beta in this release",
-    "WatchListClient": "objects are listed, then watched",
     "WindowsCPUAndMemoryAffinity": WINDOWS,
     "WindowsGracefulNodeShutdown": WINDOWS,
 }

@@ -352,6 +352,8 @@ class PodWorkers:
             result = await self._sync(worker, pod, status)
             if result.ended and worker.state is WorkerState.SYNCING:
                 worker.shorten_grace(None)
+                if result.change is not None:
+                    worker.changes.append(result.change)
                 worker.move(WorkerState.TERMINATING, "reached its end")
             return result
         if worker.state is WorkerState.TERMINATING:

@@ -33,7 +33,7 @@ from pykubelet.volumes.objects import VolumeObjects, VolumeRules
 from pykubelet.volumes.ownership import report_slow_ownership
 from pykubelet.volumes.plugins.plugin import Files, RemotePlugin, SetUp, VolumePlugin
 from pykubelet.volumes.reconstruct import forget_attached, note_attached
-from pykubelet.volumes.spec import VolumeSpec, is_claimed, server_of, spec_of
+from pykubelet.volumes.spec import VolumeSpec, is_claimed, qualified_plugin, server_of, spec_of
 from pykubelet.volumes.subpath import clean_subpaths
 
 logger = logging.getLogger(__name__)
@@ -221,7 +221,9 @@ class Reconciler:
                 unique = plugin.unique_name(spec)
                 if unique:
                     entry.scope.reschedule(asyncio.get_running_loop().time() + ATTACH_SECONDS)
+                    entry.awaits_attach = True
                     await self._wait_attached(entry, pod, spec, unique)
+                    entry.awaits_attach = False
                 task = self._task(pod, spec, unique)
                 return plugin, task, await plugin.gather(task)
         except TimeoutError as error:
@@ -232,7 +234,7 @@ class Reconciler:
             entry.stale = entry.state is State.MOUNTED
             raise
         finally:
-            entry.scope = None
+            entry.scope, entry.awaits_attach = None, False
 
     def _set_up(self, plugin: VolumePlugin, task: SetUp, files: Files | None) -> None:
         if task.unique_name:
@@ -276,16 +278,20 @@ class Reconciler:
         if self._is_leaving(entry, spec):
             raise VolumeProblem("what an earlier run left of it is still being taken away")
         alone = spec.access_modes == ("ReadWriteOncePod",)
-        label = self._labels.label(pod, spec)
-        for other in self._table.entries() if alone or label else ():
+        label = self._label(pod, spec)
+        labelled = bool(spec.persistent and self._labels.concern(spec) and self.plugin_of(spec).mounts_with_label(spec))
+        for other in self._table.entries() if alone or labelled else ():
             if other.spec is None or other.spec.persistent != spec.persistent or other.uid == entry.uid:
                 continue
             if alone and other.in_pod:
                 raise VolumeProblem("volume uses the ReadWriteOncePod access mode and is already in use by another pod")
-            has = self._labels.label(other.pod, other.spec) if other.pod is not None else label
-            if label and other.state is not State.ABSENT and has != label:
+            has = self._label(other.pod, other.spec) if other.pod is not None else label
+            if labelled and other.state is not State.ABSENT and has != label:
                 # A mount has one label.
                 raise VolumeProblem(f"another pod has it mounted with SELinux label {has!r}, this one needs {label!r}")
+
+    def _label(self, pod: Pod, spec: VolumeSpec) -> str:
+        return self._labels.label(pod, spec, supported=self.plugin_of(spec).mounts_with_label(spec))
 
     def _task(self, pod: Pod, spec: VolumeSpec, unique: str = "") -> SetUp:
         return SetUp(
@@ -294,7 +300,7 @@ class Reconciler:
             path=self._paths.volume(pod.metadata.uid or "", spec.plugin, spec.folder),
             fs_user=fs_user(pod),
             nested=nested_folders(pod, spec.name),
-            label=self._labels.label(pod, spec),
+            label=self._label(pod, spec),
             unique_name=unique,
         )
 
@@ -377,7 +383,7 @@ class Reconciler:
             record.changed()
 
     def _measure(self, entry: VolumeEntry, step: Step, began: float, status: str) -> None:
-        plugin = entry.spec.plugin if entry.spec else ""
+        plugin = qualified_plugin(entry.spec) if entry.spec else ""
         migrated = "true" if entry.spec is not None and entry.spec.migrated else "false"
         name = Step.MOUNT.value if step is Step.REFRESH else step.value
         self._durations.observe(self._clock.monotonic() - began, plugin, name, status, migrated)

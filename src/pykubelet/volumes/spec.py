@@ -83,6 +83,12 @@ def server_of(spec: VolumeSpec) -> str:
     return (spec.volume.iscsi.target_portal or "") if spec.volume.iscsi is not None else ""
 
 
+def qualified_plugin(spec: VolumeSpec) -> str:
+    """The plugin as metrics name it: with the driver, when it is CSI."""
+    source = spec.csi or spec.volume.csi
+    return f"{spec.plugin}:{source.driver}" if source is not None else spec.plugin
+
+
 class VolumeUsage(Struct, frozen=True, kw_only=True):
     """One volume in the shape of the summary's VolumeStats."""
 

@@ -62,13 +62,12 @@ class Answer(Protocol):
 
 async def read_all(answer: Answer) -> bytes:
     """The whole body. Raises ApiServerError when it is too long."""
-    chunks, size = [], 0
+    body = bytearray()  # not a list of pieces: a server may send single bytes
     while chunk := await answer.chunk():
-        chunks.append(chunk)
-        size += len(chunk)
-        if size > MOST_BODY:
+        body += chunk
+        if len(body) > MOST_BODY:
             raise ApiServerError(f"an answer of more than {MOST_BODY} bytes")
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    return bytes(body)
 
 
 Dial = Callable[[], Awaitable[Http2Connection | None]]

@@ -361,23 +361,21 @@ def _is_broken(error: BaseException) -> bool:
 class _Lines:
     """Cuts a stream into lines. (aiohttp's readline refuses lines longer than its buffer; a Secret may be a MiB.)"""
 
-    __slots__ = ("_pending", "_size", "complete")
+    __slots__ = ("_rest", "complete")
 
     def __init__(self) -> None:
         self.complete: list[bytes] = []
         """The lines that are there as a whole, to be taken from the end."""
-        self._pending: list[bytes] = []
-        self._size = 0
+        self._rest = bytearray()  # not a list of pieces: a server may send single bytes
 
     def feed(self, chunk: bytes) -> bool:
         """False for the end. Raises ApiServerError for a line that is too long."""
-        first, *others = chunk.split(b"\n")
-        self._pending.append(first)
-        self._size += len(first)
-        if self._size > LONGEST_LINE:
-            raise ApiServerError(f"an event of more than {LONGEST_LINE} bytes")
-        if others:
-            lines = [b"".join(self._pending), *others[:-1]]
+        *lines, rest = chunk.split(b"\n")
+        if lines:
+            if self._rest:
+                lines[0], self._rest = bytes(self._rest + lines[0]), bytearray()
             self.complete = [line for line in reversed(lines) if line]
-            self._pending, self._size = [others[-1]] if others[-1] else [], len(others[-1])
+        self._rest += rest
+        if len(self._rest) > LONGEST_LINE:
+            raise ApiServerError(f"an event of more than {LONGEST_LINE} bytes")
         return bool(chunk)

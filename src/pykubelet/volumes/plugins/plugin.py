@@ -94,6 +94,10 @@ class VolumePlugin(Protocol):
         """Whether the runtime may relabel the volume for SELinux: only volumes that no one but the pod uses."""
         ...
 
+    def mounts_with_label(self, spec: VolumeSpec) -> bool:
+        """Whether the volume can be mounted with an SELinux label for all its files."""
+        ...
+
     def is_quick(self, spec: VolumeSpec) -> bool:
         """Whether set-up takes microseconds and cannot hang, so that it may run on the loop."""
         ...
@@ -108,6 +112,10 @@ class VolumePlugin(Protocol):
 
     async def attach_error(self, spec: VolumeSpec) -> str:
         """Why the volume is not attached to this node; empty when unknown."""
+        ...
+
+    async def node_is_full(self, spec: VolumeSpec) -> bool:
+        """Whether the volume is not attached because this node has as many as it can have."""
         ...
 
     def reconstruct(self) -> None:
@@ -178,6 +186,9 @@ class PluginDefaults:
     requires_remount = False
     selinux_relabel = True
 
+    def mounts_with_label(self, spec: VolumeSpec) -> bool:
+        return False
+
     def is_quick(self, spec: VolumeSpec) -> bool:
         return False
 
@@ -198,6 +209,9 @@ class PluginDefaults:
 
     async def attach_error(self, spec: VolumeSpec) -> str:
         return ""
+
+    async def node_is_full(self, spec: VolumeSpec) -> bool:
+        return False
 
     def mount_path(self, path: Path, spec: VolumeSpec) -> Path:
         return path

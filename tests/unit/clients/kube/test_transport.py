@@ -20,7 +20,7 @@ from aiohttp import web
 from pykubelet.clients.kube import dialing
 from pykubelet.clients.kube.connections import ServerConnections
 from pykubelet.clients.kube.kubeconfig import ClusterEntry, ExecEntry, Kubeconfig, KubeconfigError, UserEntry
-from pykubelet.clients.kube.transport import RequestMetrics, Transport
+from pykubelet.clients.kube.transport import RequestMetrics, Transport, _Lines
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import (
@@ -244,6 +244,18 @@ async def test_stream_gives_whole_lines_however_long(serving: Serving) -> None:
         got = [line async for line in transport.stream("/x", silence=5, read=as_it_is)]
         await transport.close()
     assert got == [b"one", b"two", big, b"last"]
+
+
+def test_lines_are_cut_from_pieces_of_any_size() -> None:
+    text = b"first\n\nsecond\nlast"
+    for size in range(1, len(text) + 1):
+        lines, found = _Lines(), []
+        for at in range(0, len(text), size):
+            assert lines.feed(text[at : at + size])
+            while lines.complete:
+                found.append(lines.complete.pop())
+        assert found == [b"first", b"second"]
+        assert not lines.feed(b"")
 
 
 async def test_stream_refused_is_an_error_of_its_own(serving: Serving) -> None:
