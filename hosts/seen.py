@@ -63,7 +63,9 @@ AREAS: Mapping[str, Seen] = {
     "volumes: nfs": Seen(guest=_guest("nfs"), fakes=("tests/scenarios/test_dead_file_server.py",)),
     "volumes: iscsi": Seen(guest=_guest("iscsi"), fakes=_unit("volumes/test_iscsi")),
     "volumes: fc and multipath": Seen(fakes=_unit("volumes/test_fc", "volumes/test_disks")),
-    "volumes: SELinux labels": Seen(fakes=_unit("clients/host/test_selinux", "volumes/test_kinds")),
+    "volumes: SELinux labels": Seen(
+        fakes=_unit("clients/host/test_selinux", "volumes/test_kinds", "volumes/test_csi_labels")
+    ),
     "volumes: counted by project quotas": Seen(guest=_guest("quotas"), fakes=_unit("clients/host/test_quotas")),
     "node allocatable": Seen(host=_node("node_guard"), guest=_guest("cgroups")),
     "shutdown": Seen(guest=_guest("shutdown"), fakes=("tests/scenarios/test_shutdown.py", *_node("node_guard"))),
@@ -80,6 +82,9 @@ AREAS: Mapping[str, Seen] = {
     "dynamic resources": Seen(host=(*_cluster("devices"), *_contract("dra"))),
     "dynamic resources: extended resources, health": Seen(fakes=_unit("cm/test_dra_manager")),
     "CSI": Seen(host=(*_cluster("csi"), *_contract("csi"))),
+    "CSI: a full node": Seen(fakes=("tests/scenarios/test_attached_volumes.py", *_unit("volumes/test_csi_hangs"))),
+    "volumes: attached by the agent": Seen(fakes=_unit("volumes/test_csi_hangs")),
+    "CSI migration": Seen(host=_cluster("csi")),
     "swap": Seen(guest=_guest("swap"), fakes=_unit("runtime/spec/test_resources")),
     "huge pages": Seen(host=_node("volume_kinds"), guest=_guest("hugepages")),
     "pressure (PSI)": Seen(guest=_guest("cgroups"), fakes=_unit("stats/test_summary")),

@@ -43,7 +43,6 @@ GATES: Mapping[str, str] = {
     "KubeletInUserNamespace": "what a user namespace forbids is a warning on every host",
     "KubeletSeparateDiskGC": "images and writable layers on different disks are always distinguished",
     "PLEGOnDemandRelist": "a pod is looked at whenever its sync needs it",
-    "PodAndContainerStatsFromCRI": "figures are read from cgroups",
     "RuntimeClassInImageCriApi": "an image counts once, whatever runtime handlers it was pulled for",
     "TopologyManagerPolicyAlphaOptions": "no option of the topology manager is alpha in this release",
     "TopologyManagerPolicyBetaOptions": "no option of the topology manager is beta in this release",

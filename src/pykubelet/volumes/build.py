@@ -97,6 +97,7 @@ def _rules(
         selinux=machine.selinux,
         labels=SelinuxMounts(default=machine.container_file_label, any_mode=gates.enabled(LABEL_GATE)),
         supports_recursive_read_only=supports_recursive_read_only,
+        controller_attaches=ctx.settings.config.volumes.enable_controller_attach_detach,
         fits_node=lambda selector: matches_selector(selector, node()),
         quotas=edges.quotas if gates.enabled(QUOTA_GATE) else None,
     )

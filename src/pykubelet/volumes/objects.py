@@ -215,6 +215,8 @@ class VolumeRules(Struct, frozen=True, kw_only=True):
     """Whether the pod's runtime handler can make whole mount trees read-only."""
     fits_node: Callable[[NodeSelector], bool] = lambda selector: True
     """Whether a persistent volume's node affinity allows this node."""
+    controller_attaches: bool = True
+    """Whether the control plane attaches volumes, not this agent."""
     refresh_period: float = 60.0
     """Seconds after which a sync refreshes content even if no object changed (tokens expire, watches may be off)."""
     wait_seconds: float = 123.0

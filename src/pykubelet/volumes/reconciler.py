@@ -75,6 +75,7 @@ class Reconciler:
         self._clock, self._events, self._recorder = ctx.clock, ctx.events, ctx.recorder
         self._fits_node = rules.fits_node
         self._labels = rules.labels
+        self._controller_attaches = rules.controller_attaches
         self._on_settled = on_settled
         self.tasks = KeyedTasks(
             "volume",
@@ -218,13 +219,11 @@ class Reconciler:
                 plugin = self.plugin_of(spec)
                 self._check(entry, pod, spec)
                 await plugin.ready()
-                unique = plugin.unique_name(spec)
+                unique, device = plugin.unique_name(spec), ""
                 if unique:
                     entry.scope.reschedule(asyncio.get_running_loop().time() + ATTACH_SECONDS)
-                    entry.awaits_attach = True
-                    await self._wait_attached(entry, pod, spec, unique)
-                    entry.awaits_attach = False
-                task = self._task(pod, spec, unique)
+                    device = await self._attached(entry, pod, spec, unique)
+                task = self._task(pod, spec, unique, device)
                 return plugin, task, await plugin.gather(task)
         except TimeoutError as error:
             if not entry.is_desired:
@@ -241,15 +240,22 @@ class Reconciler:
             note_attached(self._paths, task.uid, task.spec, task.unique_name)
         plugin.set_up(task, files)
 
-    async def _wait_attached(self, entry: VolumeEntry, pod: Pod, spec: VolumeSpec, unique: str) -> None:
-        """Wait until the volume is attached; show the attacher's error after a while."""
+    async def _attached(self, entry: VolumeEntry, pod: Pod, spec: VolumeSpec, unique: str) -> str:
+        """Attach the volume, or wait until that is done and show the attacher's error after a while.
+
+        Returns the device that was named then.
+        """
         plugin = self.plugin_of(spec)
         entry.wait_for(f"{unique} is not attached to this node")
+        if not self._controller_attaches:
+            return await plugin.attach(spec)
+        entry.awaits_attach = True
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ATTACH_ERROR_EVERY):
-                    await self._objects.attachments.wait_attached(pod, unique)
-                    return
+                    device = await self._objects.attachments.wait_attached(pod, unique)
+                    entry.awaits_attach = False
+                    return device
             try:
                 if why := await plugin.attach_error(spec):
                     entry.wait_for(f"{unique} is not attached to this node: {why}")
@@ -293,7 +299,7 @@ class Reconciler:
     def _label(self, pod: Pod, spec: VolumeSpec) -> str:
         return self._labels.label(pod, spec, supported=self.plugin_of(spec).mounts_with_label(spec))
 
-    def _task(self, pod: Pod, spec: VolumeSpec, unique: str = "") -> SetUp:
+    def _task(self, pod: Pod, spec: VolumeSpec, unique: str = "", device: str = "") -> SetUp:
         return SetUp(
             pod=pod,
             spec=spec,
@@ -302,6 +308,7 @@ class Reconciler:
             nested=nested_folders(pod, spec.name),
             label=self._label(pod, spec),
             unique_name=unique,
+            device=device,
         )
 
     async def _unmount(self, entry: VolumeEntry) -> None:

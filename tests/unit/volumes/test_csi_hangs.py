@@ -10,6 +10,7 @@ import pytest
 from pykubelet.api.types import (
     CSIDriverSpec,
     EmptyDirVolumeSource,
+    FCVolumeSource,
     Pod,
     Volume,
     VolumeAttachment,
@@ -22,6 +23,7 @@ from pykubelet.kit.tasks import TaskSet, running
 from pykubelet.volumes.csi.drivers import LimitsKeeper
 from pykubelet.volumes.csi.records import VolumeRecord, attachment_name, write_record
 from pykubelet.volumes.errors import NodeIsFull, VolumesNotReady
+from pykubelet.volumes.objects import VolumeRules
 from tests.fakes.fake_csi import FakeCsiDriver
 from tests.unit.volumes.builders import CsiVolumeNode, empty_dir, pod_with, problem_texts
 
@@ -156,6 +158,20 @@ async def test_a_pod_whose_volume_finds_the_node_full_cannot_run_here(tmp_path: 
         with pytest.raises(NodeIsFull):
             await manager.wait_mounted(pod)
         assert bed.driver.calls.count("info") > before, "the limits are renewed each time"
+
+
+async def test_without_the_controller_the_agent_waits_for_nobody_to_attach(tmp_path: Path) -> None:
+    """enableControllerAttachDetach: false. As upstream, disks that nodes find themselves work, CSI volumes do not."""
+    bed = CsiVolumeNode(tmp_path, more_objects={"attachments": NeverAttached()})
+    bed.objects.drivers = {"d": CSIDriverSpec()}
+    bed.node.rules = VolumeRules(controller_attaches=False, wait_seconds=5.0)
+    disk = Volume(name="disk", fc=FCVolumeSource(wwids=["-odd"]))
+    async with bed.life() as manager:
+        with pytest.raises(VolumesNotReady, match="attaching volumes from the kubelet is not supported"):
+            await manager.wait_mounted(pod_with(bed.volume()))
+        with pytest.raises(VolumesNotReady, match=r"fc\.wwids '-odd' cannot be used"):
+            await manager.wait_mounted(pod_with(disk, name="other"))
+    assert bed.driver.order() == []
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ Does not cover: what the requests mean (client.py), connections and protocols (c
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import itertools
 import platform
@@ -95,6 +96,8 @@ def _retry_after(status: Status, header: str) -> float | None:
 REQUEST_TIMEOUT = 60.0
 LONGEST_LINE = 64 * 1024 * 1024
 """Bytes of one event; the server's store holds objects of a few MiB at most."""
+LINES_AT_ONCE = 20
+"""Lines of an endless answer after which the loop gets a turn, when many came together."""
 RETRIES = 10
 DEFAULT_QPS = 5.0
 DEFAULT_BURST = 10
@@ -256,6 +259,8 @@ class Transport:
                             if found is not None:
                                 yield found
                             del found
+                            if len(lines.complete) % LINES_AT_ONCE == LINES_AT_ONCE - 1:
+                                await self._clock.sleep(0)
                 finally:
                     connections.forget(answer)
                     answer.leave()
@@ -273,7 +278,9 @@ class Transport:
             if answer.status < 300:
                 return answer
             try:
-                raise error_of(answer.status, await read_all(answer), answer.retry_after)
+                async with asyncio.timeout(self._timeout):  # it may say a little now and then, for ever
+                    body = await read_all(answer)
+                raise error_of(answer.status, body, answer.retry_after)
             finally:
                 answer.leave()
         except BaseException as error:

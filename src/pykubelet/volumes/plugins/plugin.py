@@ -61,7 +61,9 @@ class SetUp:
     label: str = ""
     """SELinux label to mount it with; empty: none."""
     unique_name: str = ""
-    """Set when the control plane attaches it."""
+    """Set when it has to be attached."""
+    device: str = ""
+    """The device path from when it was attached; empty for kinds that look for it themselves."""
     feedback: Feedback = field(default_factory=Feedback, compare=False)
 
     @property
@@ -103,11 +105,15 @@ class VolumePlugin(Protocol):
         ...
 
     def unique_name(self, spec: VolumeSpec) -> str:
-        """Unique name of a volume the control plane attaches to nodes; empty for all others."""
+        """Unique name of a volume that has to be attached to nodes; empty for all others."""
         ...
 
     async def ready(self) -> None:
         """Wait until the synchronous questions below can be answered."""
+        ...
+
+    async def attach(self, spec: VolumeSpec) -> str:
+        """Attach a volume that the control plane leaves to this agent; returns its device, if it has one by then."""
         ...
 
     async def attach_error(self, spec: VolumeSpec) -> str:
@@ -206,6 +212,9 @@ class PluginDefaults:
 
     async def ready(self) -> None:
         return
+
+    async def attach(self, spec: VolumeSpec) -> str:
+        return ""
 
     async def attach_error(self, spec: VolumeSpec) -> str:
         return ""
