@@ -30,7 +30,6 @@ FIELDS: Mapping[str, str] = {
     "showHiddenMetricsForVersion": "no metric of a kubelet of this release is hidden",
     "tracing.endpoint": NO_SPANS,
     "tracing.samplingRatePerMillion": NO_SPANS,
-    "volumePluginDir": "a pod with a flexVolume is refused",
 }
 """By wire path."""
 
