@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
 from bisect import bisect_left
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from bench.report import DOCUMENT, update_document
 from bench.watches import BURST, CHANGES_PER_MINUTE, CLOCK, NAMESPACE, QPS, a_pod, client_of, objects_of, prepare
 from tests.bed.cluster import Cluster, running_cluster
 from tests.bed.rough_wire import RoughWire, rough_wire
@@ -41,6 +43,7 @@ CURRENT_WITHIN = 60.0
 MOST_CONNECTS = 20
 """In a second, while the server is away or comes back."""
 RESULTS = Path(__file__).parent / "restarts.json"
+MARKS = ("<!-- restarts:begin -->", "<!-- restarts:end -->")
 State = dict[str, str]
 """Object to the label of its last change."""
 
@@ -136,14 +139,19 @@ class Changes:
         """Stop changing; what the server has now."""
         self._going.clear()
         await self._idle.wait()
-        found: State = {}
-        for kind in (ConfigMap, Secret):
-            page = await self._client.list(kind, NAMESPACE)
-            for obj in page.items:
-                name = obj.metadata.name or ""
-                if name.startswith("watched-"):
-                    found[name] = obj.metadata.labels.get("change", "")
-        return {name: found[name] for name in found if int(name.split("-")[1]) < self._pods}
+        while True:
+            with suppress(ApiError):  # the server may not be ready for everything yet
+                return {**await self._state(ConfigMap), **await self._state(Secret)}
+            await CLOCK.sleep(0.2)
+
+    async def _state(self, kind: type[ConfigMap] | type[Secret]) -> State:
+        wanted = {obj.metadata.name for number in range(self._pods) for obj in objects_of(number)}
+        page = await self._client.list(kind, NAMESPACE)
+        return {
+            obj.metadata.name or "": obj.metadata.labels.get("change", "")
+            for obj in page.items
+            if obj.metadata.name in wanted
+        }
 
     async def close(self) -> None:
         await self._client.close()
@@ -225,6 +233,29 @@ def most(found: Iterable[float], times: list[tuple[float, float, float]]) -> lis
     return result
 
 
+def table(report: dict[str, Any]) -> str:
+    runs = report["runs"]
+
+    def together(name: str) -> list[float]:
+        return [value for run in runs for value in run[name]]
+
+    rows = [
+        ("restarts", f"{sum(run['restarts'] for run in runs)}"),
+        ("changes meanwhile", f"{sum(run['changes'] for run in runs)}"),
+        ("objects not as the server has them", f"{sum(run['lost'] for run in runs)}"),
+        ("all current after the server was ready, median / worst", spread(together("current_after_s"), " s")),
+        ("requests for each restart, median / worst", spread(together("requests_after"))),
+        ("requests in the worst second, median / worst", spread(together("most_requests_in_a_second"))),
+        ("connections asked for in the worst second, median / worst", spread(together("most_connects_in_a_second"))),
+    ]
+    lines = [f"{report['objects']} objects, commit {report['commit']}:", "", "| figure | |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {title} | {value} |" for title, value in rows)])
+
+
+def spread(values: list[float], unit: str = "") -> str:
+    return f"{statistics.median(values):g}{unit} / {max(values):g}{unit}"
+
+
 def main(words: list[str]) -> None:
     if words[:1] == ["follow"]:
         uvloop.run(follow(Path(words[1]), int(words[2])))
@@ -236,6 +267,7 @@ def main(words: list[str]) -> None:
     before = json.loads(RESULTS.read_text())["runs"] if "--add" in words and RESULTS.exists() else []
     report = {"commit": commit.stdout.strip(), "objects": 3 * PODS, "runs": [*before, run]}
     RESULTS.write_text(json.dumps(report, indent=2) + "\n")
+    update_document(table(report), DOCUMENT, MARKS)
     print(json.dumps(run))
     if max(run["most_requests_in_a_second"]) > QPS + BURST or max(run["most_connects_in_a_second"]) > MOST_CONNECTS:
         sys.exit(f"a stampede: more than {QPS + BURST:g} requests or {MOST_CONNECTS} connections in a second")

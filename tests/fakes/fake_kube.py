@@ -67,6 +67,7 @@ class Call:
     namespace: str = ""
     subresource: str = ""
     body: Any = None
+    field_selector: str = ""
 
 
 @dataclass(slots=True)
@@ -181,7 +182,7 @@ class FakeKube:
         limit: int = 0,
         continue_token: str = "",
     ) -> Page[K]:
-        self._begin(Call("list", kind, "", namespace))
+        self._begin(Call("list", kind, "", namespace, field_selector=field_selector))
         found = self.store.select(Selection(kind, namespace, field_selector, label_selector))
         start, version = 0, self.store.version
         if continue_token:
@@ -210,7 +211,7 @@ class FakeKube:
         initial_events: bool = False,
         timeout: float = 300.0,
     ) -> AsyncGenerator[Change[K] | UnreadableChange, None]:
-        self._begin(Call("watch", kind, "", namespace, body=resource_version))
+        self._begin(Call("watch", kind, "", namespace, body=resource_version, field_selector=field_selector))
         selection = Selection(kind, namespace, field_selector, label_selector)
         if initial_events and not self.has_watch_lists:
             raise Invalid("resourceVersionMatch: Forbidden: forbidden for watch", code=422, reason="Invalid")
@@ -352,7 +353,8 @@ class FakeKube:
     def _begin(self, call: Call) -> None:
         self.calls.append(call)
         if call.kind is not Event:  # many things may happen to a pod at once, each told in one of its own
-            note(f"request {call.verb} {call.kind.__name__} {call.namespace}/{call.name} {call.subresource}")
+            which = call.name or call.field_selector
+            note(f"request {call.verb} {call.kind.__name__} {call.namespace}/{which} {call.subresource}")
         if self.down:
             raise ApiDown("connection refused")
         for fault in self._faults:

@@ -17,8 +17,10 @@ from pykubelet.api.references import claim_name
 from pykubelet.api.types import Pod
 from pykubelet.clients.host.port import Mounts, NodePaths
 from pykubelet.context import Context
+from pykubelet.kit import tracing
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.keyed import KeyedTasks, KeyState
+from pykubelet.kit.tracing import NO_SPAN, Span
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import namespace_of
 from pykubelet.model.problems import VolumeFailed
@@ -47,6 +49,9 @@ REPORT_AFTER = (30.0, 60.0, OPERATION_SECONDS - 90.0)
 """Its parts, in seconds: after the first and the second a slow change of owners is reported."""
 API_SERVER_SILENT = "the API server did not answer in time"
 _BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0)
+
+
+_SPANS = {Step.MOUNT: "Volumes/Mount", Step.REFRESH: "Volumes/Refresh", Step.UNMOUNT: "Volumes/Unmount"}
 
 
 class Reconciler:
@@ -91,6 +96,7 @@ class Reconciler:
     def begin(self, entry: VolumeEntry) -> None:
         """Reconcile the entry: at once if that takes only a moment, else in a task of its own."""
         step = entry.next_step()
+        entry.begun_by = tracing.current.get()
         if self.is_active(entry) or (step is not None and not self._done_now(entry, step)):
             self.tasks.wake(entry)
 
@@ -162,7 +168,11 @@ class Reconciler:
             left = entry.next_try - self._clock.monotonic()
             if left > 0:
                 return left
-            await self._attempt(entry, step)
+            parent, entry.begun_by = entry.begun_by, NO_SPAN
+            with tracing.span(_SPANS[step], parent=parent) as span:
+                await self._attempt(entry, step)
+                if span.recorded:
+                    _describe(span, entry)
         return None
 
     async def _attempt(self, entry: VolumeEntry, step: Step) -> None:
@@ -384,6 +394,14 @@ class Reconciler:
         migrated = "true" if entry.spec is not None and entry.spec.migrated else "false"
         name = Step.MOUNT.value if step is Step.REFRESH else step.value
         self._durations.observe(self._clock.monotonic() - began, plugin, name, status, migrated)
+
+
+def _describe(span: Span, entry: VolumeEntry) -> None:
+    """`_attempt` raises nothing: what failed is in the entry."""
+    kind = entry.spec.plugin if entry.spec is not None else ""
+    span.set({"k8s.pod.uid": entry.uid, "k8s.volume.name": entry.name, "k8s.volume.type": kind})
+    if entry.failures:
+        span.fail(entry.problem)
 
 
 def _defect(entry: VolumeEntry, error: Exception, state: KeyState) -> float:

@@ -15,7 +15,6 @@ deleted, or was replaced by another of its name, is taken over at once. Such obj
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -48,8 +47,6 @@ INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 """The annotation of the bookmark behind the last object of the full set."""
 SET_SILENCE = 30.0
 """Seconds without an event before a watch is not waited for any longer to say that the full set is there."""
-SET_AT_ONCE = 20
-"""Objects of the full set after which the loop gets a turn."""
 WATCH_MIN, WATCH_MAX = 300.0, 600.0
 """A watch lasts a random time between these, so that a cluster's watches do not all end together."""
 
@@ -61,6 +58,8 @@ class Query(Struct, Generic[K], frozen=True, kw_only=True):
     namespace: str = ""
     field_selector: str = ""
     label_selector: str = ""
+    one_of_many: bool = False
+    """There may be hundreds like it: that the server cannot be reached is for others to tell."""
 
     def __str__(self) -> str:
         where = f" in {self.namespace}" if self.namespace else ""
@@ -134,7 +133,7 @@ async def list_and_watch(
             started = clock.monotonic()
             async with Closing(changes):
                 if streamed:
-                    listed = await _first_set(changes, clock)
+                    listed = await _first_set(changes)
                     version = listed.resource_version
                     backoff.reset()
                     yield listed
@@ -163,7 +162,7 @@ async def list_and_watch(
                 plain = True
                 if _asks_for_list(client, query, error, clock):
                     continue
-            if _is_worth_logging(error, backoff.failures):
+            if _is_worth_logging(query, error, backoff.failures):
                 logger.warning("list and watch failed, trying again", extra={"what": str(query), "error": str(error)})
             await clock.sleep(_delay(backoff, error, source))
         expired = False
@@ -191,11 +190,11 @@ class _NoEnd(ApiError):
     """A watch never said that the full set is there."""
 
 
-async def _first_set(changes: AsyncGenerator[Change[K] | UnreadableChange, None], clock: Clock) -> Listed[K]:
+async def _first_set(changes: AsyncGenerator[Change[K] | UnreadableChange, None]) -> Listed[K]:
     """What a watch begins with, as soon as it says that this is all."""
     items: dict[Key, K] = {}
     unreadable: dict[Key, Unreadable] = {}
-    for number in itertools.count(1):
+    while True:
         try:
             async with asyncio.timeout(SET_SILENCE):
                 change = await anext(changes)
@@ -218,8 +217,6 @@ async def _first_set(changes: AsyncGenerator[Change[K] | UnreadableChange, None]
         if change.type is ChangeType.DELETED:
             items.pop(key, None)
             unreadable.pop(key, None)
-        if number % SET_AT_ONCE == 0:
-            await clock.sleep(0)
     version = _version(change)
     if not version:
         raise _NoEnd("the end of the full set has no version")
@@ -241,10 +238,10 @@ def _asks_for_list(client: KubeClient, query: Query[Any], error: ApiError, clock
     return True
 
 
-def _is_worth_logging(error: ApiError, failures: int) -> bool:
+def _is_worth_logging(query: Query[Any], error: ApiError, failures: int) -> bool:
     if isinstance(error, Forbidden):
         return failures >= len(QUICK_DELAYS)  # before that it is only early
-    return not isinstance(error, ApiDown) or failures in (0, 3)
+    return not isinstance(error, ApiDown) or (failures in (0, 3) and not query.one_of_many)
 
 
 def _delay(backoff: Backoff, error: ApiError, source: random.Random | None) -> float:
