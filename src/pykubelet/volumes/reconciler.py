@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from pykubelet.api.references import claim_name
@@ -32,6 +32,7 @@ from pykubelet.volumes.errors import ClaimProblem, GrowthProblem, VolumeProblem
 from pykubelet.volumes.objects import VolumeObjects, VolumeRules
 from pykubelet.volumes.ownership import report_slow_ownership
 from pykubelet.volumes.plugins.plugin import Files, RemotePlugin, SetUp, VolumePlugin
+from pykubelet.volumes.plugins.registry import Plugins
 from pykubelet.volumes.reconstruct import forget_attached, note_attached
 from pykubelet.volumes.spec import VolumeSpec, is_claimed, qualified_plugin, server_of, spec_of
 from pykubelet.volumes.subpath import clean_subpaths
@@ -60,7 +61,7 @@ class Reconciler:
         ctx: Context,
         *,
         table: VolumeTable,
-        plugins: Mapping[str, VolumePlugin],
+        plugins: Plugins,
         objects: VolumeObjects,
         mounts: Mounts,
         paths: NodePaths,
@@ -112,10 +113,7 @@ class Reconciler:
             entry.state = State.UNCERTAIN
 
     def plugin_of(self, spec: VolumeSpec) -> VolumePlugin:
-        plugin = self._plugins.get(spec.plugin)
-        if plugin is None:
-            raise VolumeProblem(f"no plugin {spec.plugin} is registered on this node")
-        return plugin
+        return self._plugins.of(spec)
 
     # --- on the loop, at once -------------------------------------------------------------------
 
