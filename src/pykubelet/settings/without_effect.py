@@ -27,7 +27,6 @@ FIELDS: Mapping[str, str] = {
     "iptablesDropBit": "the Go kubelet does not use it either",
     "iptablesMasqueradeBit": "the Go kubelet does not use it either",
     "kernelMemcgNotification": "the kernel's notices of short memory are always used",
-    "showHiddenMetricsForVersion": "no metric of a kubelet of this release is hidden",
     "tracing.endpoint": NO_SPANS,
     "tracing.samplingRatePerMillion": NO_SPANS,
     "volumePluginDir": "a pod with a flexVolume is refused",

@@ -95,6 +95,12 @@ class VolumeManager:
         self._totals = ctx.metrics.gauge(
             "volume_manager_total_volumes", "Volumes by plugin and state", ("plugin_name", "state")
         )
+        self._found = ctx.metrics.counter(
+            "reconstruct_volume_operations_total", "Volumes of an earlier run that were looked at"
+        )
+        self._not_known = ctx.metrics.counter(
+            "reconstruct_volume_operations_errors_total", "Volumes of an earlier run whose plugin is not known"
+        )
         ctx.metrics.on_scrape(self._measure)
 
     # --- the service ----------------------------------------------------------------------------
@@ -118,6 +124,9 @@ class VolumeManager:
             name = found_name(found.plugin, found.folder)
             entry = VolumeEntry(uid=found.uid, name=name, state=State.UNCERTAIN, spec=spec)
             self._table.of(found.uid).entries[name] = entry
+            self._found.inc()
+            if isinstance(self._plugins[found.plugin], Leftover):
+                self._not_known.inc()
         if self._table.pods:
             logger.info("found volumes of an earlier run", extra={"pods": len(self._table.pods)})
 
