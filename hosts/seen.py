@@ -63,6 +63,7 @@ AREAS: Mapping[str, Seen] = {
     "volumes: nfs": Seen(guest=_guest("nfs"), fakes=("tests/scenarios/test_dead_file_server.py",)),
     "volumes: iscsi": Seen(guest=_guest("iscsi"), fakes=_unit("volumes/test_iscsi")),
     "volumes: fc and multipath": Seen(fakes=_unit("volumes/test_fc", "volumes/test_disks")),
+    "volumes: flexVolume": Seen(host=_node("volume_kinds")),
     "volumes: SELinux labels": Seen(
         fakes=_unit("clients/host/test_selinux", "volumes/test_kinds", "volumes/test_csi_labels")
     ),

@@ -354,7 +354,7 @@ class FakeKube:
         self.calls.append(call)
         if call.kind is not Event:  # many things may happen to a pod at once, each told in one of its own
             which = call.name or call.field_selector
-        note(f"request {call.verb} {call.kind.__name__} {call.namespace}/{which} {call.subresource}")
+            note(f"request {call.verb} {call.kind.__name__} {call.namespace}/{which} {call.subresource}")
         if self.down:
             raise ApiDown("connection refused")
         for fault in self._faults:

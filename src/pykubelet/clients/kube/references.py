@@ -236,7 +236,12 @@ class ReferenceWatcher:
             return
         reflector: Reflector[Any] = Reflector(
             client=self._kube,
-            query=Query(kind=key.kind, namespace=key.namespace, field_selector=f"metadata.name={key.name}"),
+            query=Query(
+                kind=key.kind,
+                namespace=key.namespace,
+                field_selector=f"metadata.name={key.name}",
+                one_of_many=True,
+            ),
             clock=self._clock,
             on_set=entry.observed,
         )

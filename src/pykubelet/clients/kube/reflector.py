@@ -58,6 +58,8 @@ class Query(Struct, Generic[K], frozen=True, kw_only=True):
     namespace: str = ""
     field_selector: str = ""
     label_selector: str = ""
+    one_of_many: bool = False
+    """There may be hundreds like it: that the server cannot be reached is for others to tell."""
 
     def __str__(self) -> str:
         where = f" in {self.namespace}" if self.namespace else ""
@@ -160,7 +162,7 @@ async def list_and_watch(
                 plain = True
                 if _asks_for_list(client, query, error, clock):
                     continue
-            if _is_worth_logging(error, backoff.failures):
+            if _is_worth_logging(query, error, backoff.failures):
                 logger.warning("list and watch failed, trying again", extra={"what": str(query), "error": str(error)})
             await clock.sleep(_delay(backoff, error, source))
         expired = False
@@ -236,10 +238,10 @@ def _asks_for_list(client: KubeClient, query: Query[Any], error: ApiError, clock
     return True
 
 
-def _is_worth_logging(error: ApiError, failures: int) -> bool:
+def _is_worth_logging(query: Query[Any], error: ApiError, failures: int) -> bool:
     if isinstance(error, Forbidden):
         return failures >= len(QUICK_DELAYS)  # before that it is only early
-    return not isinstance(error, ApiDown) or failures in (0, 3)
+    return not isinstance(error, ApiDown) or (failures in (0, 3) and not query.one_of_many)
 
 
 def _delay(backoff: Backoff, error: ApiError, source: random.Random | None) -> float:

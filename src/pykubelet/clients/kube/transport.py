@@ -21,9 +21,11 @@ from pykubelet.clients.http2.session import ConnectionEnded, NotProcessed, Strea
 from pykubelet.clients.kube.connections import Connections, ServerConnections
 from pykubelet.clients.kube.credentials import Identity
 from pykubelet.clients.kube.exchanges import Answer, Request, read_all
+from pykubelet.clients.kube.request_spans import carried, note_status, request_span
 from pykubelet.kit.backoff import jittered
 from pykubelet.kit.limits import TokenBucket
 from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tracing import Span
 from pykubelet.model.errors import (
     ApiAlreadyExists,
     ApiConflict,
@@ -268,7 +270,9 @@ class Transport:
             try:
                 headers = [*self._headers, *identity.headers]
                 request = Request(method="GET", url=self._url(path, query), headers=headers, silence=silence)
-                answer = await self._opened_stream(connections, request)
+                # Not as a block: it would become the parent of what the reader does between two events.
+                span = request_span(request)
+                answer = await self._opened_stream(connections, carried(request, span), span)
                 # Most watches are silent for most of their life: nothing is kept in variables while they wait.
                 del path, query, headers, request
                 try:
@@ -285,13 +289,31 @@ class Transport:
                 finally:
                     connections.forget(answer)
                     answer.leave()
+                    span.end()
             except OSError as error:  # TimeoutError is one
                 if connections.retired:
                     return
                 raise self._failure(connections, error) from error
 
-    async def _opened_stream(self, connections: Connections, request: Request) -> Answer:
-        """An endless answer that has begun well."""
+    async def _opened_stream(self, connections: Connections, request: Request, span: Span) -> Answer:
+        """An endless answer that has begun well; otherwise the span ends."""
+        try:
+            answer = await self._begun_stream(connections, request)
+            note_status(span, answer.status)
+            if answer.status < 300:
+                return answer
+            try:
+                async with asyncio.timeout(self._timeout):  # it may say a little now and then, for ever
+                    body = await read_all(answer)
+                raise error_of(answer.status, body, answer.retry_after)
+            finally:
+                answer.leave()
+        except BaseException as error:
+            span.fail(str(error))
+            span.end()
+            raise
+
+    async def _begun_stream(self, connections: Connections, request: Request) -> Answer:
         for tries in itertools.count(1):
             started = self._clock.monotonic()
             try:
@@ -302,26 +324,21 @@ class Transport:
                     raise
             await self._clock.sleep(_patience(tries))
         self._note("GET", str(answer.status), started)
-        if answer.status < 300:
-            return answer
-        try:
-            async with asyncio.timeout(self._timeout):  # it may say a little now and then, for ever
-                body = await read_all(answer)
-            raise error_of(answer.status, body, answer.retry_after)
-        finally:
-            answer.leave()
+        return answer
 
     async def _call(self, connections: Connections, request: Request, deadline: float) -> bytes:
         started = self._clock.monotonic()
         code = NO_ANSWER
         async with connections:
             try:
-                async with connections.calling(max(0.1, deadline - started)):
-                    answer = await connections.open(request)
-                    try:
-                        body = await read_all(answer)
-                    finally:
-                        answer.leave()
+                with request_span(request) as span:
+                    async with connections.calling(max(0.1, deadline - started)):
+                        answer = await connections.open(carried(request, span))
+                        try:
+                            body = await read_all(answer)
+                        finally:
+                            answer.leave()
+                    note_status(span, answer.status)
                 code = str(answer.status)
                 self._metrics.measured(request.method, self._server.host, sent=len(request.body), received=len(body))
                 if answer.status >= 300:

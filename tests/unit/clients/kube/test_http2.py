@@ -271,6 +271,28 @@ async def test_many_who_wait_for_a_server_that_is_down_learn_it_from_one_attempt
         assert knocks == 1
 
 
+async def test_server_that_is_away_is_not_knocked_at_for_each_request(bench: Bench) -> None:
+    knocks = 0
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal knocks
+        knocks += 1
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    async with server, bench.closing:
+        transport = bench.transport(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        ends = CLOCK.monotonic() + 1.5
+        asked = 0
+        while CLOCK.monotonic() < ends:
+            asked += 1
+            with pytest.raises(ApiDown):
+                await transport.request("POST", "/x", body=b"{}")
+            await CLOCK.sleep(0.005)
+        assert asked > 50
+        assert 4 <= knocks <= 8, "at 0, about 0.06, 0.2, 0.4, 0.9 s"
+
+
 async def test_number_of_connections_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchanges, "MOST_CONNECTIONS", 3)
     monkeypatch.setattr(transport_module, "RETRIES", 1)

@@ -214,6 +214,16 @@ async def test_silent_server_fails_the_first_read_but_not_later_ones() -> None:
         assert await bed.references.config_map(NS, "conf") is not None
 
 
+async def test_outage_is_not_logged_for_each_object(caplog: pytest.LogCaptureFixture) -> None:
+    bed = ReferencesFixture()
+    async with bed.live():
+        bed.references.register(a_referring_pod("1", volumes=[f"conf-{number}" for number in range(50)]))
+        await settle(1)
+        bed.kube.stop()
+        await settle(30)
+    assert caplog.records == []
+
+
 async def test_server_that_has_not_heard_of_the_pod_yet_costs_little_time() -> None:
     bed = ReferencesFixture()
     bed.kube.add(Secret(metadata=ObjectMeta(name="pull", namespace=NS)))

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from pykubelet.clients.kube import dialing
 from pykubelet.clients.kube.connections import ServerConnections
+from pykubelet.clients.kube.exchanges import FIRST_PAUSE
 from pykubelet.clients.kube.kubeconfig import ClusterEntry, ExecEntry, Kubeconfig, KubeconfigError, UserEntry
 from pykubelet.clients.kube.transport import LINES_AT_ONCE, RequestMetrics, Transport, _Lines
 from pykubelet.kit.clock import SystemClock
@@ -199,6 +200,7 @@ async def test_server_that_is_not_there_is_down_and_later_back(serving: Serving)
         with pytest.raises(ApiDown):
             await transport.request("GET", "/x")
         await server.start()
+        await SystemClock().sleep(2 * FIRST_PAUSE)
         await transport.request("GET", "/x")
         await transport.close()
 
