@@ -86,7 +86,6 @@ AREAS: Mapping[str, Seen] = {
     "CSI: a full node": Seen(fakes=("tests/scenarios/test_attached_volumes.py", *_unit("volumes/test_csi_hangs"))),
     "volumes: attached by the agent": Seen(fakes=_unit("volumes/test_csi_hangs")),
     "CSI migration": Seen(host=_cluster("csi")),
-    "tracing": Seen(host=_node("tracing")),
     "swap": Seen(guest=_guest("swap"), fakes=_unit("runtime/spec/test_resources")),
     "huge pages": Seen(host=_node("volume_kinds"), guest=_guest("hugepages")),
     "pressure (PSI)": Seen(guest=_guest("cgroups"), fakes=_unit("stats/test_summary")),
