@@ -94,6 +94,7 @@ AREAS: Mapping[str, Seen] = {
     "cgroup driver systemd": Seen(guest=_guest("contracts", "cgroups"), fakes=_contract("systemd")),
     "in-place resize": Seen(host=(*_node("cgroups"), *_cluster("resize")), guest=_guest("memory")),
     "user namespaces": Seen(host=_node("containers_users"), guest=_guest("users")),
+    "tracing": Seen(host=_node("tracing")),
     "cluster": Seen(host=_cluster("node", "bootstrap", "outage", "volumes")),
     "cluster: made by kubeadm": Seen(guest=(KUBEADM,), fakes=_unit("cli/test_joining")),
     "server": Seen(host=(*_node("server"), *_cluster("access", "kubectl", "serving_certificate"))),
