@@ -191,7 +191,8 @@ class StatusSender:
 
     async def _try_once(self, uid: str) -> None:
         try:
-            await self._bring_up_to_date(uid)
+            while await self._send_newest(uid):
+                pass
         except ApiError as error:
             logger.warning("a pod's last status could not be sent", extra={"uid": uid, "error": str(error)})
         except Exception:
@@ -204,9 +205,9 @@ class StatusSender:
 
     async def _work(self, uid: str) -> float | None:
         waits = self._waits(uid)
-        if waits is None:
-            await self._bring_up_to_date(uid)
-        return waits
+        if waits is not None:
+            return waits
+        return 0.0 if await self._send_newest(uid) else None
 
     def _waits(self, uid: str) -> float | None:
         """Seconds that the pod's first status may still wait for a better one; None when it is to be sent now."""
@@ -219,28 +220,28 @@ class StatusSender:
         left = record.changed_at + BEGIN_WAITS - self._clock.monotonic()
         return left if left > 0 else None
 
-    async def _bring_up_to_date(self, uid: str) -> None:
-        record = self._record(uid)
-        while True:
-            reported = self._table.reported(uid)
-            there = self._there(reported.pod, record) if reported is not None else None
-            if reported is None or there is None:
-                # Gone, re-created under its name, or a static pod without mirror: the watch shows when that changes.
-                record.answer = None
-                return
-            version, since = reported.version, record.changed_at
-            there = await self._send(reported, there, record)
-            if there is None:
-                return
-            if reported.finished and may_be_deleted(there):
-                await self._delete(there)
-                return
-            newest = self._table.reported(uid)
-            if newest is None or newest.version == version:
-                if since is not None:
-                    self._took.observe(self._clock.monotonic() - since)
-                record.changed_at = None
-                return
+    async def _send_newest(self, uid: str) -> bool:
+        """Bring the API server up to date; whether a newer status came meanwhile, which has its own turn."""
+        record, reported = self._record(uid), self._table.reported(uid)
+        there = self._there(reported.pod, record) if reported is not None else None
+        if reported is None or there is None:
+            # Gone, re-created under its name, or a static pod without mirror: the watch shows when that changes.
+            record.answer = None
+            return False
+        version, since = reported.version, record.changed_at
+        there = await self._send(reported, there, record)
+        if there is None:
+            return False
+        if reported.finished and may_be_deleted(there):
+            await self._delete(there)
+            return False
+        newest = self._table.reported(uid)
+        if newest is not None and newest.version != version:
+            return True
+        if since is not None:
+            self._took.observe(self._clock.monotonic() - since)
+        record.changed_at = None
+        return False
 
     def _there(self, pod: Pod, record: _Record) -> Pod | None:
         """The newest state of the API object this pod's status belongs to; None if there is none."""
