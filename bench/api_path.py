@@ -93,7 +93,13 @@ class GoAgent(BedAgent):
 
 @contextmanager
 def joined_agent(
-    kind: type[BedAgent], name: str, cluster: Cluster, containerd: BedContainerd, folder: Path
+    kind: type[BedAgent],
+    name: str,
+    cluster: Cluster,
+    containerd: BedContainerd,
+    folder: Path,
+    *,
+    gone_within: float = 60,
 ) -> Iterator[tuple[BedAgent, Watching]]:
     """One agent, a ready node of the cluster, and a view of all pods; nothing is left of it afterwards."""
     groups = CgroupTree(f"/pklapi-{os.getpid()}")
@@ -108,7 +114,7 @@ def joined_agent(
             nodes.wait(f"{node} ready", lambda found: _ready(found, node), 60)
             yield agent, pods
             cluster.kubectl("delete", "pod", "--all", "--wait=false")
-            pods.wait("pods gone", lambda found: not found, 60)
+            pods.wait("pods gone", lambda found: not found, gone_within)
     finally:
         agent.kill9()
         cluster.kubectl("delete", "node", node, "--ignore-not-found")

@@ -19,10 +19,10 @@ VERSION = "36.4"
 PAGE = Path(__file__).resolve().parent.parent / "tests" / "unit" / "settings" / "upstream.json"
 
 TYPE_FILES = (
-    f"k8s.io/kubelet@v0.{VERSION}/config/v1beta1/types.go",
-    f"k8s.io/component-base@v0.{VERSION}/logs/api/v1/types.go",
-    f"k8s.io/component-base@v0.{VERSION}/tracing/api/v1/types.go",
-    f"k8s.io/api@v0.{VERSION}/core/v1/types.go",
+    "k8s.io/kubelet@v0.{version}/config/v1beta1/types.go",
+    "k8s.io/component-base@v0.{version}/logs/api/v1/types.go",
+    "k8s.io/component-base@v0.{version}/tracing/api/v1/types.go",
+    "k8s.io/api@v0.{version}/core/v1/types.go",
 )
 GATE_FILES = (
     f"k8s.io/kubernetes@v1.{VERSION}/pkg/features/kube_features.go",
@@ -67,6 +67,14 @@ def fields(known: dict[str, list[tuple[str, str]]], owner: str, prefix: str = ""
             yield from fields(known, name, f"{prefix}{wire}{'[]' if many else ''}.")
 
 
+def config_fields(modules: Path, version: str) -> list[str]:
+    """The paths of all fields of KubeletConfiguration; a version is written 36.4."""
+    known: dict[str, list[tuple[str, str]]] = {}
+    for path in TYPE_FILES:
+        known = {**structs((modules / path.format(version=version)).read_text()), **known}
+    return sorted(fields(known, "KubeletConfiguration"))
+
+
 FEATURE = re.compile(
     r"^\t(\w+)(?:\s+(?:featuregate\.)?Feature)?\s*=\s*(?:featuregate\.Feature\()?\"(\w+)\"", re.MULTILINE
 )
@@ -91,9 +99,6 @@ def gates(text: str) -> Iterator[tuple[str, list[object]]]:
 
 def main(arguments: list[str]) -> int:
     modules, program = Path(arguments[0]), arguments[1]
-    known: dict[str, list[tuple[str, str]]] = {}
-    for path in TYPE_FILES:
-        known = {**structs((modules / path).read_text()), **known}
     found_gates: dict[str, list[object]] = {}
     for path in GATE_FILES:
         if (modules / path).is_file():
@@ -107,7 +112,7 @@ def main(arguments: list[str]) -> int:
         return 1
     document = {
         "version": f"v1.{VERSION}",
-        "fields": sorted(fields(known, "KubeletConfiguration")),
+        "fields": config_fields(modules, VERSION),
         "flags": flags,
         "gates": dict(sorted(found_gates.items())),
     }

@@ -49,7 +49,7 @@ MEMORY_QOS = {
     "memoryReservationPolicy": "TieredReservation",
     "memoryThrottlingFactor": 0.8,
 }
-WAYS = [Way(driver="systemd"), Way(driver="cgroupfs")]
+WAYS = [Way(driver="systemd"), Way(driver="cgroupfs"), Way(driver="systemd", newer=True, settings=MEMORY_QOS)]
 RESERVED = {
     "podPidsLimit": PIDS,
     "enforceNodeAllocatable": ["pods", "system-reserved", "kube-reserved"],

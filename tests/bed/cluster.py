@@ -7,6 +7,7 @@ the InternalIP their Node reports, which must be an address of this machine (the
 from __future__ import annotations
 
 import json
+import os
 import ssl
 import subprocess
 import urllib.error
@@ -36,6 +37,8 @@ SIGNED_FOR = 30.0
 their life are over from the beginning: agents renew them at once, whatever their chance says."""
 NODE_SILENCE = 10.0
 """Seconds without a sign of life after which a node counts as not ready; agents renew their lease every 2 s here."""
+OTHER_API_SERVER = "PYKUBELET_TEST_APISERVER"
+"""The variable that names another minor for the API server, as `python -m conformance.skew` does."""
 # What kubeadm binds so that nodes can join with a token and renew their certificates.
 NODE_GRANTS = {
     "bed:bootstrap": ("system:bootstrappers", "system:node-bootstrapper"),
@@ -59,11 +62,15 @@ def go_programs(target: str) -> Path:
 class Cluster:
     """The running control plane. Every method blocks."""
 
-    def __init__(self, folder: Path, programs: Path, etcd: Path, *, node_silence: float = NODE_SILENCE) -> None:
+    def __init__(
+        self, folder: Path, programs: Path, etcd: Path, *, api_server: Path, node_silence: float = NODE_SILENCE
+    ) -> None:
         self.folder = folder
         self.node_silence = node_silence
         self.programs = programs
-        """Folder of kube-apiserver, kubectl, kubelet and so on."""
+        """Folder of kubectl, kubelet and so on."""
+        self.api_server = api_server
+        """The program: of our minor or of another one."""
         self.authority = Authority(folder, "cluster-ca")
         self.port = free_port()
         self.url = f"https://127.0.0.1:{self.port}"
@@ -198,7 +205,7 @@ class Cluster:
         to_kubelets = self.authority.issue("kube-apiserver-kubelet-client", MASTERS)
         to_extensions = self.authority.issue(FRONT_PROXY)
         return [
-            self.programs / "kube-apiserver",
+            self.api_server,
             f"--etcd-servers=http://127.0.0.1:{etcd_port}",
             "--bind-address=127.0.0.1",
             f"--secure-port={self.port}",
@@ -304,12 +311,17 @@ def _bootstrap_secret() -> dict[str, Any]:
 
 
 @contextmanager
-def running_cluster(*, node_silence: float = NODE_SILENCE) -> Iterator[Cluster]:
-    """A control plane for as long as the block lasts; nodes silent for `node_silence` seconds are not ready."""
-    etcd = need_program("etcd", "etcd-server")
+def running_cluster(*, node_silence: float = NODE_SILENCE, new_etcd: bool = False) -> Iterator[Cluster]:
+    """A control plane for as long as the block lasts; nodes silent for `node_silence` seconds are not ready.
+
+    Debian's etcd is too old for watches that begin with the full set; `new_etcd` takes the one that kubeadm's bed has.
+    """
+    etcd = go_programs("kubeadm") / "etcd" if new_etcd else need_program("etcd", "etcd-server")
     programs = go_programs("controlplane")
+    minor = os.environ.get(OTHER_API_SERVER)
+    api_server = go_programs(f"apiserver-{minor}") if minor else programs
     with scratch_folder(PREFIX) as folder:
-        cluster = Cluster(folder, programs, etcd, node_silence=node_silence)
+        cluster = Cluster(folder, programs, etcd, api_server=api_server / "kube-apiserver", node_silence=node_silence)
         try:
             cluster.start()
             yield cluster

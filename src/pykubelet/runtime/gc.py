@@ -24,6 +24,7 @@ from pykubelet.api.types import Pod
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.port import PodFolders
 from pykubelet.context import Context
+from pykubelet.kit import tracing
 from pykubelet.kit.clock import CLOCK_STEP
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.tasks import TaskSet, Wakeup, gather_all
@@ -186,14 +187,15 @@ class ContainerGc:
         `evict_ended`: pods that have ended lose everything too, although they are still wanted as objects;
         for a disk that is full.
         """
-        is_gone = self._gone_question(evict_ended=evict_ended)
-        sandboxes, containers = await self._cri.list_pod_sandboxes(), await self._cri.list_containers()
-        failures = await self._remove(sandboxes, containers, is_gone)
-        if self._sources_ready():
-            failures += await self._remove_log_folders()
-        failures += await self._remove_dead_links(containers)
-        if failures:
-            raise PykubeletError("; ".join(dict.fromkeys(failures)))
+        with tracing.span("Containers/GarbageCollect"):
+            is_gone = self._gone_question(evict_ended=evict_ended)
+            sandboxes, containers = await self._cri.list_pod_sandboxes(), await self._cri.list_containers()
+            failures = await self._remove(sandboxes, containers, is_gone)
+            if self._sources_ready():
+                failures += await self._remove_log_folders()
+            failures += await self._remove_dead_links(containers)
+            if failures:
+                raise PykubeletError("; ".join(dict.fromkeys(failures)))
 
     async def prune(self, uid: str, container: str) -> None:
         """Remove the older dead containers of that name now; all names when it is empty."""

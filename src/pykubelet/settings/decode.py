@@ -1,8 +1,8 @@
 """The wire form of the configuration into typed values and back, with the kubelet's rules for defaults.
 
-Reading collects every fault, each with its field path; an unknown field is a fault. A zero of a field that
-is not optional means "not given", as in the Kubernetes type. Covers defaults that depend on other fields.
-Does not cover files and drop-ins (load.py) nor range checks (validate.py).
+Reading collects every fault, each with its field path; an unknown field is a fault unless the caller wants to hear of
+it apart. A zero of a field that is not optional means "not given", as in the Kubernetes type. Covers defaults that
+depend on other fields. Does not cover files and drop-ins (load.py) nor range checks (validate.py).
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class _Reader:
     folder: str
     """Where relative paths count from; "" leaves them alone."""
     problems: list[str] = field(default_factory=list)
+    unknown_fields: list[str] | None = None
+    """Takes unknown fields; without it they are problems."""
     given: set[str] = field(default_factory=set)
     """Paths of fields that hold something other than "not given"."""
 
@@ -64,7 +66,10 @@ class _Reader:
         for key in raw:
             if key not in names:
                 shown = str(key)[:80]
-                self.problems.append(f"{prefix}{shown}: unknown field{hint(shown, names)}")
+                if self.unknown_fields is not None:
+                    self.unknown_fields.append(f"{prefix}{shown}{hint(shown, names)}")
+                else:
+                    self.problems.append(f"{prefix}{shown}: unknown field{hint(shown, names)}")
 
     def fill(self, cls: type[Any], raw: dict[Any, Any], prefix: str) -> Any:
         values = {
@@ -128,13 +133,14 @@ class _Reader:
 
 
 def decode_config(
-    raw: dict[Any, Any], *, origin: Origin, gates: Gates, folder: str = ""
+    raw: dict[Any, Any], *, origin: Origin, gates: Gates, folder: str = "", unknown: list[str] | None = None
 ) -> tuple[KubeletConfig | None, list[str]]:
     """The configuration in a wire object without apiVersion and kind, or None and every problem.
 
-    `gates` are those given on the command line; the object's own featureGates are added to them.
+    `gates` are those given on the command line; the object's own featureGates are added to them. With `unknown`, fields
+    that are not known are put there and left out; without it each of them is a problem.
     """
-    reader = _Reader(origin=origin, folder=folder)
+    reader = _Reader(origin=origin, folder=folder, unknown_fields=unknown)
     reader.unknown(raw, (wire for cls in GROUPS.values() for wire in settings_of(cls)), "")
     groups = {name: reader.fill(cls, raw, "") for name, cls in GROUPS.items()}
     if reader.problems:

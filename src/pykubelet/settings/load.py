@@ -34,6 +34,8 @@ from pykubelet.settings.settings import Settings as Settings
 from pykubelet.settings.validate import config_problems, flag_problems
 from pykubelet.settings.without_effect import FIELDS, FLAGS, LEFTOVER_FLAGS, warning
 
+MAX_NAMED = 20
+"""Unknown fields of one file that a warning names; the rest is counted."""
 # Far more than any configuration; a device or a wrong file must not fill the memory.
 MAX_FILE_BYTES = 4 * 1024 * 1024
 DROP_IN_SUFFIX = ".conf"
@@ -167,7 +169,8 @@ def load_settings(
     if flags.bootstrap_kubeconfig and flags.standalone:
         warnings.append("--bootstrap-kubeconfig has no effect without --kubeconfig")
 
-    sources = _Sources(read=read, list_drop_ins=list_drop_ins, gates=gates)
+    # A cluster's files may be written for a newer kubelet; without a cluster a person wrote them, and can mend them.
+    sources = _Sources(read=read, list_drop_ins=list_drop_ins, gates=gates, lenient=not flags.standalone)
     try:
         config = _apply_flags(sources.load(flags.config, flags.config_dir), parsed, flags, folder)
     except SettingsError as err:
@@ -219,6 +222,8 @@ class _Sources:
     read: ReadFile
     list_drop_ins: Callable[[str], list[str]]
     gates: Gates
+    lenient: bool = False
+    """Whether unknown fields are left out with a warning."""
     warnings: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -244,8 +249,11 @@ class _Sources:
         return document
 
     def _decode(self, path: str, document: dict[str, Any], origin: Origin, folder: str = "") -> KubeletConfig | None:
-        config, problems = decode_config(document, origin=origin, gates=self.gates, folder=folder)
+        unknown: list[str] | None = [] if self.lenient else None
+        config, problems = decode_config(document, origin=origin, gates=self.gates, folder=folder, unknown=unknown)
         self.problems += [f"{path}: {problem}" for problem in problems]
+        if unknown:
+            self.warnings.append(f"{path}: {_left_out(unknown)}")
         return config
 
     def _drop_ins(self, folder: str) -> list[str]:
@@ -269,10 +277,18 @@ class _Sources:
         merged: Any = encode_config(config, full=True)
         for patch in patches:
             merged = merge_patch(merged, patch)
-        result = self._decode("--config-dir", merged, Origin.MERGED)
+        # Unknown fields were judged in their files.
+        result, problems = decode_config(merged, origin=Origin.MERGED, gates=self.gates, unknown=[])
         if result is None:
-            raise SettingsError(self.problems)
+            raise SettingsError([f"--config-dir: {problem}" for problem in problems])
         return result
+
+
+def _left_out(unknown: list[str]) -> str:
+    """The sentence about fields that are left out."""
+    more = f" and {len(unknown) - MAX_NAMED} more" if len(unknown) > MAX_NAMED else ""
+    release = KUBERNETES_VERSION.rpartition(".")[0]
+    return f"left out, for a kubelet {release} does not know them: {', '.join(unknown[:MAX_NAMED])}{more}"
 
 
 def _absolute(path: str, folder: str) -> str:

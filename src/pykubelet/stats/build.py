@@ -12,6 +12,7 @@ from pykubelet.model.pod_resources import limits_disk
 from pykubelet.model.reasons import WARNING
 from pykubelet.pods.table import PodTable
 from pykubelet.stats.provider import StatsProvider, StatsSettings
+from pykubelet.stats.runtime_metrics import RuntimeMetrics
 from pykubelet.stats.snapshot import CgroupNames
 from pykubelet.stats.source import NodeStatsSource
 from pykubelet.stats.volumes import VolumeStatsCalculator
@@ -43,7 +44,9 @@ def build(ctx: Context, edges: Edges, spec: NodeSpec, table: PodTable, volumes: 
         paths=edges.paths,
         clock=ctx.clock,
         settings=StatsSettings(
-            cgroups=cgroups, system_cgroups={name: cgroup for name, cgroup in system.items() if cgroup}
+            cgroups=cgroups,
+            system_cgroups={name: cgroup for name, cgroup in system.items() if cgroup},
+            from_runtime=ctx.settings.gates.enabled("PodAndContainerStatsFromCRI"),
         ),
     )
     measured = VolumeStatsCalculator(
@@ -70,6 +73,9 @@ def shown(ctx: Context, edges: Edges, serve: ServeEdges, stats: Stats) -> NodeSt
         version=ctx.settings.kubernetes_version,
         cpu_layout=serve.node_stats.cpu_layout(),
         disk_names=serve.node_stats.device_name,
+        runtime_metrics=(
+            RuntimeMetrics(edges.cri) if ctx.settings.gates.enabled("PodAndContainerStatsFromCRI") else None
+        ),
     )
     source.add_instruments(ctx.metrics, cgroup_version=serve.cgroup_stats.version)
     return source

@@ -14,6 +14,7 @@ from pykubelet.clients.host.port import Machine
 from pykubelet.kit.metrics import Registry, render_labels
 from pykubelet.stats.cadvisor import DiskNames, machine_lines, render_cadvisor
 from pykubelet.stats.provider import StatsProvider
+from pykubelet.stats.runtime_metrics import RuntimeMetrics
 from pykubelet.stats.snapshot import Group, PodSample, Snapshot
 from pykubelet.stats.summary import Summary, summarize
 from pykubelet.stats.volumes import PodVolumeStats, VolumeStatsCalculator
@@ -39,8 +40,10 @@ class NodeStatsSource:
         version: str,
         cpu_layout: tuple[int, int],
         disk_names: DiskNames,
+        runtime_metrics: RuntimeMetrics | None = None,
     ) -> None:
-        """`cpu_layout`: physical cores and sockets."""
+        """`cpu_layout`: physical cores and sockets. With `runtime_metrics` the runtime measures pods, not we."""
+        self._runtime_metrics = runtime_metrics
         self._provider = provider
         self._volumes = volumes
         self._machine = machine
@@ -67,6 +70,8 @@ class NodeStatsSource:
 
     async def cadvisor(self) -> str:
         """Return the text of /metrics/cadvisor; it shows when disk stats are old because the runtime did not answer."""
+        if self._runtime_metrics is not None:
+            return f"{await self._runtime_metrics.text()}{self._machine_text}\n"
         snapshot = await self._provider.snapshot(full=True, stale_disk=True)
         return render_cadvisor(
             snapshot,
@@ -83,7 +88,8 @@ class NodeStatsSource:
         return self._volumes.all()
 
     def add_instruments(self, registry: Registry, *, cgroup_version: int) -> None:
-        registry.gauge("kubelet_metrics_provider", "Where container figures come from", ("provider",)).set(1, "cri")
+        provider = "cri" if self._runtime_metrics is not None else "cadvisor"
+        registry.gauge("kubelet_metrics_provider", "Where container figures come from", ("provider",)).set(1, provider)
         registry.gauge("kubelet_cgroup_version", "Version of cgroups on this host").set(cgroup_version)
         registry.on_scrape(self._volume_gauges(registry))
         registry.on_scrape(self._log_gauge(registry))

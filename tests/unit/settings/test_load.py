@@ -158,6 +158,53 @@ def test_faults_of_all_files_and_flags_at_once() -> None:
     )
 
 
+@pytest.mark.parametrize("login", ["--kubeconfig=k", "--bootstrap-kubeconfig=b --kubeconfig=k"])
+def test_unknown_fields_of_a_clusters_files_are_left_out_with_a_warning(login: str) -> None:
+    loaded = load(
+        *login.split(),
+        main="maxPods: 20\nmaxPod: 5\nauthentication: {later: {on: true}, webhook: {cacheTTL: 7s}}\n",
+        drop_ins={"a.conf": "podsPerCore: 3\nnewest: {a: null, b: 1}\n", "b.conf": "swapRules: [1]\n"},
+    )
+    config = loaded.settings.config
+    assert (config.cgroups.max_pods, config.cgroups.pods_per_core) == (20, 3)
+    assert config.server.authentication.webhook.cache_ttl == 7
+    left_out = "left out, for a kubelet v1.36 does not know them"
+    assert list(loaded.warnings) == [
+        f"{MAIN}: {left_out}: maxPod (did you mean maxPods?), authentication.later",
+        f"{DROP_INS}/a.conf: {left_out}: newest",
+        f"{DROP_INS}/b.conf: {left_out}: swapRules",
+    ]
+    assert "maxPod" not in loaded.settings.configz()
+
+
+def test_a_file_of_unknown_fields_alone_has_a_short_warning() -> None:
+    loaded = load("--kubeconfig=k", main="".join(f"zz{number}: 1\n" for number in range(1000)))
+    [warning] = loaded.warnings
+    assert warning.endswith("zz19 and 980 more")
+
+
+@pytest.mark.parametrize(
+    ("main", "problem"),
+    [
+        ("maxPods: x\nlater: 1\n", "maxPods: must be an integer, not a string"),
+        ("maxPods: 1\nmaxPods: 2\n", "maxPods"),
+        ("maxPods: -1\nlater: 1\n", "maxPods (--max-pods): -1 must not be negative"),
+        ("featureGates: {ComesLater: true}\n", "featureGates (--feature-gates): unrecognized feature gate: ComesLater"),
+    ],
+)
+def test_other_faults_of_a_clusters_files_stay_errors(main: str, problem: str) -> None:
+    [found] = problems_of("--kubeconfig=k", main=main)
+    assert problem in found
+
+
+def test_unknown_flags_stay_errors_beside_a_cluster() -> None:
+    assert problems_of("--kubeconfig=k", "--comes-later=1") == ("unknown flag: --comes-later",)
+
+
+def test_a_bootstrap_kubeconfig_alone_makes_no_cluster() -> None:
+    assert problems_of("--bootstrap-kubeconfig=b", main="later: 1\n") == (f"{MAIN}: later: unknown field",)
+
+
 def test_warnings() -> None:
     loaded = load(
         "--max-pods=3",

@@ -7,6 +7,7 @@ Does not cover: what the requests mean (client.py), connections and protocols (c
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import itertools
 import platform
@@ -20,9 +21,11 @@ from pykubelet.clients.http2.session import ConnectionEnded, NotProcessed, Strea
 from pykubelet.clients.kube.connections import Connections, ServerConnections
 from pykubelet.clients.kube.credentials import Identity
 from pykubelet.clients.kube.exchanges import Answer, Request, read_all
+from pykubelet.clients.kube.request_spans import carried, note_status, request_span
 from pykubelet.kit.backoff import jittered
 from pykubelet.kit.limits import TokenBucket
 from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tracing import Span
 from pykubelet.model.errors import (
     ApiAlreadyExists,
     ApiConflict,
@@ -93,6 +96,8 @@ def _retry_after(status: Status, header: str) -> float | None:
 REQUEST_TIMEOUT = 60.0
 LONGEST_LINE = 64 * 1024 * 1024
 """Bytes of one event; the server's store holds objects of a few MiB at most."""
+LINES_AT_ONCE = 20
+"""Lines of an endless answer after which the loop gets a turn, when many came together."""
 RETRIES = 10
 DEFAULT_QPS = 5.0
 DEFAULT_BURST = 10
@@ -240,7 +245,9 @@ class Transport:
             try:
                 headers = [*self._headers, *identity.headers]
                 request = Request(method="GET", url=self._url(path, query), headers=headers, silence=silence)
-                answer = await self._opened_stream(connections, request)
+                # Not as a block: it would become the parent of what the reader does between two events.
+                span = request_span(request)
+                answer = await self._opened_stream(connections, carried(request, span), span)
                 # Most watches are silent for most of their life: nothing is kept in variables while they wait.
                 del path, query, headers, request
                 try:
@@ -252,16 +259,36 @@ class Transport:
                             if found is not None:
                                 yield found
                             del found
+                            if len(lines.complete) % LINES_AT_ONCE == LINES_AT_ONCE - 1:
+                                await self._clock.sleep(0)
                 finally:
                     connections.forget(answer)
                     answer.leave()
+                    span.end()
             except OSError as error:  # TimeoutError is one
                 if connections.retired:
                     return
                 raise self._failure(connections, error) from error
 
-    async def _opened_stream(self, connections: Connections, request: Request) -> Answer:
-        """An endless answer that has begun well."""
+    async def _opened_stream(self, connections: Connections, request: Request, span: Span) -> Answer:
+        """An endless answer that has begun well; otherwise the span ends."""
+        try:
+            answer = await self._begun_stream(connections, request)
+            note_status(span, answer.status)
+            if answer.status < 300:
+                return answer
+            try:
+                async with asyncio.timeout(self._timeout):  # it may say a little now and then, for ever
+                    body = await read_all(answer)
+                raise error_of(answer.status, body, answer.retry_after)
+            finally:
+                answer.leave()
+        except BaseException as error:
+            span.fail(str(error))
+            span.end()
+            raise
+
+    async def _begun_stream(self, connections: Connections, request: Request) -> Answer:
         for tries in itertools.count(1):
             started = self._clock.monotonic()
             try:
@@ -272,24 +299,21 @@ class Transport:
                     raise
             await self._clock.sleep(_patience(tries))
         self._note("GET", str(answer.status), started)
-        if answer.status < 300:
-            return answer
-        try:
-            raise error_of(answer.status, await read_all(answer), answer.retry_after)
-        finally:
-            answer.leave()
+        return answer
 
     async def _call(self, connections: Connections, request: Request, deadline: float) -> bytes:
         started = self._clock.monotonic()
         code = "<error>"
         async with connections:
             try:
-                async with connections.calling(max(0.1, deadline - started)):
-                    answer = await connections.open(request)
-                    try:
-                        body = await read_all(answer)
-                    finally:
-                        answer.leave()
+                with request_span(request) as span:
+                    async with connections.calling(max(0.1, deadline - started)):
+                        answer = await connections.open(carried(request, span))
+                        try:
+                            body = await read_all(answer)
+                        finally:
+                            answer.leave()
+                    note_status(span, answer.status)
                 code = str(answer.status)
                 if answer.status >= 300:
                     raise error_of(answer.status, body, answer.retry_after)
@@ -344,23 +368,21 @@ def _is_broken(error: BaseException) -> bool:
 class _Lines:
     """Cuts a stream into lines. (aiohttp's readline refuses lines longer than its buffer; a Secret may be a MiB.)"""
 
-    __slots__ = ("_pending", "_size", "complete")
+    __slots__ = ("_rest", "complete")
 
     def __init__(self) -> None:
         self.complete: list[bytes] = []
         """The lines that are there as a whole, to be taken from the end."""
-        self._pending: list[bytes] = []
-        self._size = 0
+        self._rest = bytearray()  # not a list of pieces: a server may send single bytes
 
     def feed(self, chunk: bytes) -> bool:
         """False for the end. Raises ApiServerError for a line that is too long."""
-        first, *others = chunk.split(b"\n")
-        self._pending.append(first)
-        self._size += len(first)
-        if self._size > LONGEST_LINE:
-            raise ApiServerError(f"an event of more than {LONGEST_LINE} bytes")
-        if others:
-            lines = [b"".join(self._pending), *others[:-1]]
+        *lines, rest = chunk.split(b"\n")
+        if lines:
+            if self._rest:
+                lines[0], self._rest = bytes(self._rest + lines[0]), bytearray()
             self.complete = [line for line in reversed(lines) if line]
-            self._pending, self._size = [others[-1]] if others[-1] else [], len(others[-1])
+        self._rest += rest
+        if len(self._rest) > LONGEST_LINE:
+            raise ApiServerError(f"an event of more than {LONGEST_LINE} bytes")
         return bool(chunk)
