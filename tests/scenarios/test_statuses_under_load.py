@@ -1,4 +1,4 @@
-"""Many pods change at once and requests are limited: none is lost, none is sent in vain, what is waited for is first."""
+"""Many pods change at once and requests are limited: none is lost or sent in vain, what is waited for is first."""
 
 from __future__ import annotations
 
