@@ -38,7 +38,7 @@ from tests.bed.watching import Objects, Watching, watching
 from pykubelet.standalone import programs
 from pykubelet.standalone.cleanup import unmount_below
 
-ROUNDS, PODS = 5, 5
+ROUNDS, PODS = 10, 3
 """PODS of each shape for each agent in a round."""
 SCRIPT = "echo up; trap 'exit 0' TERM; sleep 100000 & wait"
 AGENTS = ("go", "pykubelet")
