@@ -28,10 +28,10 @@ from typing import Any
 
 from bench.measure import stamp_ns
 from bench.report import DOCUMENT, containerd_version, machine, update_document
-from tests.bed.agent import BedAgent
+from tests.bed.agent import BedAgent, remove_pods
 from tests.bed.cgroups import CgroupTree
 from tests.bed.cluster import Cluster, running_cluster
-from tests.bed.parts import scratch_folder
+from tests.bed.parts import blocking, scratch_folder
 from tests.bed.runtime import BUSYBOX, BedContainerd, running_containerd
 from tests.bed.watching import Objects, Watching, watching
 
@@ -117,6 +117,7 @@ def joined_agent(
             pods.wait("pods gone", lambda found: not found, gone_within)
     finally:
         agent.kill9()
+        blocking(remove_pods(containerd.endpoint, keep=set()))  # or the other agent would spend its turn on it
         cluster.kubectl("delete", "node", node, "--ignore-not-found")
         unmount_below(folder)
         groups.remove()
