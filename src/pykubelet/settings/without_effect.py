@@ -26,7 +26,6 @@ FIELDS: Mapping[str, str] = {
     "iptablesDropBit": "the Go kubelet does not use it either",
     "iptablesMasqueradeBit": "the Go kubelet does not use it either",
     "kernelMemcgNotification": "the kernel's notices of short memory are always used",
-    "showHiddenMetricsForVersion": "no metric of a kubelet of this release is hidden",
 }
 """By wire path."""
 

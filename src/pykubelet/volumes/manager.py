@@ -28,7 +28,7 @@ from pykubelet.volumes.errors import NodeIsFull, VolumeProblem, VolumesNotReady
 from pykubelet.volumes.image_volumes import ImageVolumes
 from pykubelet.volumes.mounts import MountBuilder
 from pykubelet.volumes.objects import VolumeObjects, VolumeRules
-from pykubelet.volumes.plugins.registry import make_plugins
+from pykubelet.volumes.plugins.registry import Leftover, make_plugins
 from pykubelet.volumes.reconciler import Reconciler, found_name
 from pykubelet.volumes.reconstruct import Found, scan
 from pykubelet.volumes.spec import CSI, VolumeSpec, VolumeUsage, is_claimed, spec_of
@@ -97,6 +97,12 @@ class VolumeManager:
         self._totals = ctx.metrics.gauge(
             "volume_manager_total_volumes", "Volumes by plugin and state", ("plugin_name", "state")
         )
+        self._found = ctx.metrics.counter(
+            "reconstruct_volume_operations_total", "Volumes of an earlier run that were looked at"
+        )
+        self._not_known = ctx.metrics.counter(
+            "reconstruct_volume_operations_errors_total", "Volumes of an earlier run whose plugin is not known"
+        )
         ctx.metrics.on_scrape(self._measure)
 
     # --- the service ----------------------------------------------------------------------------
@@ -120,6 +126,9 @@ class VolumeManager:
             name = found_name(found.plugin, found.folder)
             entry = VolumeEntry(uid=found.uid, name=name, state=State.UNCERTAIN, spec=spec)
             self._table.of(found.uid).entries[name] = entry
+            self._found.inc()
+            if isinstance(self._plugins[found.plugin], Leftover):
+                self._not_known.inc()
         if self._table.pods:
             logger.info("found volumes of an earlier run", extra={"pods": len(self._table.pods)})
 

@@ -32,7 +32,7 @@ from pykubelet.volumes.errors import ClaimProblem, GrowthProblem, VolumeProblem
 from pykubelet.volumes.objects import VolumeObjects, VolumeRules
 from pykubelet.volumes.ownership import report_slow_ownership
 from pykubelet.volumes.plugins.plugin import Files, RemotePlugin, SetUp, VolumePlugin
-from pykubelet.volumes.plugins.registry import Plugins
+from pykubelet.volumes.plugins.registry import Leftover, Plugins
 from pykubelet.volumes.reconstruct import forget_attached, note_attached
 from pykubelet.volumes.spec import VolumeSpec, is_claimed, qualified_plugin, server_of, spec_of
 from pykubelet.volumes.subpath import clean_subpaths
@@ -92,6 +92,13 @@ class Reconciler:
             "How long operations on volumes took",
             ("volume_plugin", "operation_name", "status", "migrated"),
             _BUCKETS,
+        )
+        self._cleaned = ctx.metrics.counter(
+            "force_cleaned_failed_volume_operations_total", "Volumes of plugins that are not known, taken away"
+        )
+        self._not_cleaned = ctx.metrics.counter(
+            "force_cleaned_failed_volume_operation_errors_total",
+            "Volumes of plugins that are not known, not taken away",
         )
 
     def begin(self, entry: VolumeEntry) -> None:
@@ -289,8 +296,10 @@ class Reconciler:
                 continue
             if alone and other.in_pod:
                 raise VolumeProblem("volume uses the ReadWriteOncePod access mode and is already in use by another pod")
+            if not labelled or other.state is State.ABSENT:
+                continue
             has = self._label(other.pod, other.spec) if other.pod is not None else label
-            if labelled and other.state is not State.ABSENT and has != label:
+            if has != label:
                 # A mount has one label.
                 raise VolumeProblem(f"another pod has it mounted with SELinux label {has!r}, this one needs {label!r}")
 
@@ -392,6 +401,10 @@ class Reconciler:
         migrated = "true" if entry.spec is not None and entry.spec.migrated else "false"
         name = Step.MOUNT.value if step is Step.REFRESH else step.value
         self._durations.observe(self._clock.monotonic() - began, plugin, name, status, migrated)
+        if step is Step.UNMOUNT and entry.spec is not None and isinstance(self.plugin_of(entry.spec), Leftover):
+            self._cleaned.inc()
+            if status != "success":
+                self._not_cleaned.inc()
 
 
 def _describe(span: Span, entry: VolumeEntry) -> None:

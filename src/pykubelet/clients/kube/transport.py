@@ -103,7 +103,11 @@ DEFAULT_QPS = 5.0
 DEFAULT_BURST = 10
 LONGEST_RETRY_AFTER = 30.0
 
+NO_ANSWER = "<error>"
+"""In place of a status code in metrics."""
+
 Query = Sequence[tuple[str, str]]
+_SIZES = (64.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0, 16777216.0)
 _BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 
 
@@ -127,8 +131,26 @@ class RequestMetrics:
             _BUCKETS,
         )
 
+        self._retries = registry.counter(
+            "rest_client_request_retries_total", "Requests that were sent again.", ("code", "verb", "host")
+        )
+        self._request_bytes = registry.histogram(
+            "rest_client_request_size_bytes", "Size of requests.", ("verb", "host"), _SIZES
+        )
+        self._answer_bytes = registry.histogram(
+            "rest_client_response_size_bytes", "Size of whole answers.", ("verb", "host"), _SIZES
+        )
+
+    def retried(self, method: str, host: str, code: str) -> None:
+        """`code` is that of the answer before, or NO_ANSWER."""
+        self._retries.inc(code, method, host)
+
+    def measured(self, method: str, host: str, *, sent: int, received: int) -> None:
+        self._request_bytes.observe(sent, method, host)
+        self._answer_bytes.observe(received, method, host)
+
     def requested(self, method: str, host: str, code: str, seconds: float) -> None:
-        """`code` is `<error>` when no answer came."""
+        """`code` is NO_ANSWER when none came."""
         self._total.inc(code, host, method)
         self._seconds.observe(seconds, host, method)
 
@@ -213,17 +235,20 @@ class Transport:
                 broken += 1
                 if broken > 1 or method == "POST":
                     raise
+                self._metrics.retried(method, self._server.host, NO_ANSWER)
             except _Unprocessed:
                 retries += 1
                 wait = _patience(retries)
                 if retries > RETRIES or self._clock.monotonic() + wait >= deadline:
                     raise
+                self._metrics.retried(method, self._server.host, NO_ANSWER)
                 await self._clock.sleep(wait)
             except ApiError as error:
                 wait = min(error.retry_after or 0.0, LONGEST_RETRY_AFTER)
                 retries += 1
                 if not wait or retries > RETRIES or self._clock.monotonic() + wait >= deadline:
                     raise
+                self._metrics.retried(method, self._server.host, str(error.code or NO_ANSWER))
                 await self._clock.sleep(wait)
 
     async def _turn(self, method: str) -> None:
@@ -303,7 +328,7 @@ class Transport:
 
     async def _call(self, connections: Connections, request: Request, deadline: float) -> bytes:
         started = self._clock.monotonic()
-        code = "<error>"
+        code = NO_ANSWER
         async with connections:
             try:
                 with request_span(request) as span:
@@ -315,6 +340,7 @@ class Transport:
                             answer.leave()
                     note_status(span, answer.status)
                 code = str(answer.status)
+                self._metrics.measured(request.method, self._server.host, sent=len(request.body), received=len(body))
                 if answer.status >= 300:
                     raise error_of(answer.status, body, answer.retry_after)
                 return body
