@@ -296,8 +296,10 @@ class Reconciler:
                 continue
             if alone and other.in_pod:
                 raise VolumeProblem("volume uses the ReadWriteOncePod access mode and is already in use by another pod")
+            if not labelled or other.state is State.ABSENT:
+                continue
             has = self._label(other.pod, other.spec) if other.pod is not None else label
-            if labelled and other.state is not State.ABSENT and has != label:
+            if has != label:
                 # A mount has one label.
                 raise VolumeProblem(f"another pod has it mounted with SELinux label {has!r}, this one needs {label!r}")
 
