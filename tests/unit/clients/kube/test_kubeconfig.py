@@ -14,6 +14,7 @@ from pykubelet.clients.kube.credentials import ExecPlugin
 from pykubelet.clients.kube.kubeconfig import ClusterEntry, ExecEntry, KubeconfigError, load_kubeconfig
 from pykubelet.clients.kube.proxies import proxy_for
 from pykubelet.kit.clock import LoopClock, SystemClock
+from pykubelet.kit.metrics import Registry
 
 V1 = "client.authentication.k8s.io/v1"
 
