@@ -18,9 +18,10 @@ from conformance.node_bed import base_configuration, ginkgo_command, stoppable
 from conformance.report import GO
 from hosts.image import PAYLOAD, VENV
 from hosts.machine import Disk, Kind, Machine, booted
-from hosts.node import Node, payload
-from hosts.payload import Payload
+from hosts.node import MIRRORS, THIS_MACHINE, Node, payload
+from hosts.payload import SITE, Payload
 from tests.bed.cluster import go_programs
+from tests.bed.registry import Registry
 
 KIND = Kind(name="node-suite", cpus=4, memory="6G", numa=True, disks=(Disk(name="swap", size="1G"),))
 HOME = "/root/suite"
@@ -28,6 +29,7 @@ UNIT = "node-suite"
 ENDPOINT = "unix:///run/containerd/containerd.sock"
 NODE = "guest"
 LOOK_EVERY = 10.0
+RELAY = "relay/logind_relay.py"
 PATIENT = ("--server-start-timeout=30m",)
 """The suite's own API server needs longer than its two minutes on an emulated machine."""
 KEPT = ("ginkgo.json", "ginkgo.log", "report/kubelet.log", "report/services.log")
@@ -44,7 +46,8 @@ def run(agent: str, folder: Path, ginkgo: Sequence[str], suite: Sequence[str]) -
         [go_programs("node-e2e") / "nmeter"],
         go_programs("plugins") / "sample-device-plugin",
     )
-    with booted(KIND, disk(agent, built)) as machine:
+    with booted(KIND, disk(agent, built)) as machine, node_images.registry_of(built) as registry:
+        pull_from(machine, registry)
         Node(machine).start_runtime(newer=True)
         for number, each in enumerate(built):
             machine.run(f"ctr -n k8s.io images import {PAYLOAD}/{archive(number)}", within=1800)
@@ -52,6 +55,8 @@ def run(agent: str, folder: Path, ginkgo: Sequence[str], suite: Sequence[str]) -
                 machine.run(f"ctr -n k8s.io images tag --force {each.archive.name} {name}")
         machine.run("mkswap -q /dev/disk/by-id/virtio-swap && swapon /dev/disk/by-id/virtio-swap")
         put_kubelet(machine, agent)
+        if agent != GO:
+            relay_logind(machine)
         before, after = ginkgo_command(
             f"{PAYLOAD}/bin/ginkgo", f"{HOME}/e2e_node.test", home=HOME, endpoint=ENDPOINT, node=NODE
         )
@@ -73,7 +78,8 @@ def disk(agent: str, built: Sequence[Named]) -> Payload:
         programs.append(go_programs("controlplane") / "kubelet")
     basis = payload(*programs)
     more = {archive(number): each.archive.data for number, each in enumerate(built)}
-    return Payload(programs=basis.programs, files={**basis.files, **more})
+    more[RELAY] = (Path(__file__).with_name("logind_relay.py")).read_bytes()
+    return Payload(programs=basis.programs, files={**basis.files, **more}, tests=agent != GO)
 
 
 def put_kubelet(machine: Machine, agent: str) -> None:
@@ -92,6 +98,23 @@ def put_kubelet(machine: Machine, agent: str) -> None:
         program = f"exec {home}/bin/kubelet -P -m pykubelet"
     machine.put(f"{HOME}/bin/kubelet", f'#!/bin/sh\n{program} "$@"\n', mode="755")
     machine.run(f"mkdir -p {HOME}/report && cp {PAYLOAD}/bin/e2e_node.test {HOME}/")
+
+
+def pull_from(machine: Machine, registry: Registry) -> None:
+    """Some specs pull whatever is there: from a registry beside the guest."""
+    port = registry.host.rpartition(":")[2]
+    for host in node_images.REGISTRIES:
+        machine.put(f"{MIRRORS}/{host}/hosts.toml", node_images.mirror(f"{THIS_MACHINE}:{port}"))
+
+
+def relay_logind(machine: Machine) -> None:
+    """logind_relay.py in logind's place."""
+    paths = ":".join(f"{PAYLOAD}/{each}" for each in ("src", "", SITE))
+    machine.run(
+        "systemctl mask --quiet --runtime --now systemd-logind && "
+        f"systemd-run --quiet --unit=logind-relay --setenv=PYTHONPATH={paths} /{VENV}/bin/python {PAYLOAD}/{RELAY}"
+    )
+    machine.run("timeout 120 sh -c 'until busctl status org.freedesktop.login1 >/dev/null 2>&1; do sleep 1; done'")
 
 
 def supervised(machine: Machine, words: Sequence[str]) -> int:

@@ -63,6 +63,7 @@ AREAS: Mapping[str, Seen] = {
     "volumes: nfs": Seen(guest=_guest("nfs"), fakes=("tests/scenarios/test_dead_file_server.py",)),
     "volumes: iscsi": Seen(guest=_guest("iscsi"), fakes=_unit("volumes/test_iscsi")),
     "volumes: fc and multipath": Seen(fakes=_unit("volumes/test_fc", "volumes/test_disks")),
+    "volumes: flexVolume": Seen(host=_node("volume_kinds")),
     "volumes: SELinux labels": Seen(
         fakes=_unit("clients/host/test_selinux", "volumes/test_kinds", "volumes/test_csi_labels")
     ),
@@ -93,6 +94,7 @@ AREAS: Mapping[str, Seen] = {
     "cgroup driver systemd": Seen(guest=_guest("contracts", "cgroups"), fakes=_contract("systemd")),
     "in-place resize": Seen(host=(*_node("cgroups"), *_cluster("resize")), guest=_guest("memory")),
     "user namespaces": Seen(host=_node("containers_users"), guest=_guest("users")),
+    "tracing": Seen(host=_node("tracing")),
     "cluster": Seen(host=_cluster("node", "bootstrap", "outage", "volumes")),
     "cluster: made by kubeadm": Seen(guest=(KUBEADM,), fakes=_unit("cli/test_joining")),
     "server": Seen(host=(*_node("server"), *_cluster("access", "kubectl", "serving_certificate"))),

@@ -24,6 +24,7 @@ from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.tasks import Services
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
 from pykubelet.stats.build import Stats
+from pykubelet.stats.cadvisor import machine_lines
 from pykubelet.stats.provider import StatsProvider, StatsSettings
 from pykubelet.stats.snapshot import CgroupNames
 from pykubelet.stats.source import NodeStatsSource
@@ -125,13 +126,13 @@ class Looking:
             settings=StatsSettings(cgroups=names, fresh_for=0.0, disks_every=0.0, from_runtime=from_runtime),
         )
         stats = Stats(provider=provider, volumes=no_volumes(self.clock), cgroups=names, services=Services())
+        cores, sockets = host.cpu_layout()
         self.source = NodeStatsSource(
             provider=provider,
             volumes=stats.volumes,
             machine=machine,
+            machine_text=machine_lines(machine, physical_cores=cores, sockets=sockets, version="test"),
             node_name=NODE,
-            version="test",
-            cpu_layout=host.cpu_layout(),
             disk_names=host.device_name,
         )
         self.signals = EvictionStats(

@@ -72,6 +72,8 @@ class PodWorker(Struct):
     """Whether the worker was allowed to begin (static pods of one name run one at a time)."""
     synced: bool = False
     """Whether a sync has begun."""
+    updated: bool = False
+    """Whether its source has changed it since the last sync began."""
     deleted: bool = False
     """Its source deleted it or has it no more. False for a pod that the node ended and its source still shows."""
     evicted: bool = False

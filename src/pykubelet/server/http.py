@@ -11,7 +11,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast, overload
 from urllib.parse import parse_qsl, unquote
@@ -272,13 +272,14 @@ class HttpServer(web.Server):
         self._begin(connection, incoming)
         try:
             request = _request(incoming, connection.address)
-            reply = await self._app.handle(request, connection.certificate, admit)
-            if connection.pending is not None and isinstance(reply, Response) and reply.status == 401:
-                connection.refusals += 1
-                if connection.refusals > 1:
-                    await self._clock.sleep(PAUSE_AFTER_REFUSALS)
-            connection.upgraded = isinstance(reply, Upgrade)
-            return await self._send(incoming, request, reply)
+            with ExitStack() as until_sent:
+                reply = await self._app.handle(request, connection.certificate, admit, until_sent)
+                if connection.pending is not None and isinstance(reply, Response) and reply.status == 401:
+                    connection.refusals += 1
+                    if connection.refusals > 1:
+                        await self._clock.sleep(PAUSE_AFTER_REFUSALS)
+                connection.upgraded = isinstance(reply, Upgrade)
+                return await self._send(incoming, request, reply)
         except Refused as refusal:
             return _refusal(refusal)
         finally:
@@ -392,7 +393,14 @@ def _request(incoming: web.BaseRequest, address: str) -> Request:
         body=body,
         has_body=incoming.body_exists,
         address=address,
+        peer=_peer(incoming.transport),
+        version=f"{incoming.version.major}.{incoming.version.minor}",
     )
+
+
+def _peer(transport: asyncio.Transport | None) -> tuple[str, int]:
+    name = transport.get_extra_info("peername") if transport is not None else None
+    return (name[0], name[1]) if isinstance(name, tuple) else ("", 0)
 
 
 def _text(raw: str) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 LEFTOVER = "a leftover of the statistics library inside the Go kubelet"
-NO_SPANS = "this agent sends no spans yet"
 WINDOWS = "it belongs to Windows nodes"
 
 LEFTOVER_FLAGS = (
@@ -27,10 +26,6 @@ FIELDS: Mapping[str, str] = {
     "iptablesDropBit": "the Go kubelet does not use it either",
     "iptablesMasqueradeBit": "the Go kubelet does not use it either",
     "kernelMemcgNotification": "the kernel's notices of short memory are always used",
-    "showHiddenMetricsForVersion": "no metric of a kubelet of this release is hidden",
-    "tracing.endpoint": NO_SPANS,
-    "tracing.samplingRatePerMillion": NO_SPANS,
-    "volumePluginDir": "a pod with a flexVolume is refused",
 }
 """By wire path."""
 

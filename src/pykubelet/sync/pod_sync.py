@@ -18,6 +18,7 @@ from pykubelet.clients.host.port import PodFolders
 from pykubelet.clients.kube.references import ReferenceWatcher
 from pykubelet.cm.build import ContainerManager
 from pykubelet.context import Context
+from pykubelet.kit import tracing
 from pykubelet.model.errors import PykubeletError, RuntimeDown
 from pykubelet.model.pod import is_static, is_terminal_phase, readable, uid_of, uses_host_network
 from pykubelet.model.problems import Problem, ResizeFailed
@@ -109,7 +110,7 @@ class PodEnvironment:
             self._events.pod_event(pod, WARNING, "Failed", f"error making pod data directories: {error}")
             raise
         if pod.spec.volumes:
-            with self._recorder.step(uid, Step.VOLUMES, routine=True):
+            with self._recorder.step(uid, Step.VOLUMES, routine=True), tracing.span("Volumes/WaitForAttachAndMount"):
                 await self._volumes.wait_mounted(pod)
         has_claims = pod.spec.resource_claims or pod.status.extended_resource_claim_status is not None
         if has_claims and self._dra is not None:
@@ -123,7 +124,8 @@ class PodEnvironment:
 
     async def release(self, pod: Pod) -> None:
         with self._recorder.step(uid_of(pod), Step.CLEANUP):
-            await self._volumes.wait_unmounted(pod)
+            with tracing.span("Volumes/WaitForUnmount"):
+                await self._volumes.wait_unmounted(pod)
             self._references.unregister(pod)
             await self._cgroups.remove(uid_of(pod))
             self._user_namespaces.release(uid_of(pod))

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from pykubelet.api.types import Pod
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.tracing import NO_SPAN, Span
 from pykubelet.model.problems import VolumeFailed
 from pykubelet.volumes.desired_state import ObjectKey, Use
 from pykubelet.volumes.spec import VolumeSpec, qualified_plugin
@@ -69,6 +70,8 @@ class VolumeEntry:
     """When the operation under way began; None when there is none."""
     scope: asyncio.Timeout | None = None
     """Around the part of an operation that may be interrupted when the pod goes."""
+    begun_by: Span = NO_SPAN
+    """What the next operation is a part of."""
     stuck: asyncio.Future[None] | None = None
     """A blocking call that did not return in time; the next operation waits for it."""
 

@@ -73,7 +73,9 @@ class VolumeManager:
         self._mounts, self._paths, self._rules, self._csi = mounts, paths, rules, csi
         self._tokens, self._certificates = objects.tokens, objects.certificates
         self._table = table = VolumeTable()
-        self._plugins = plugins = make_plugins(ctx.clock, mounts=mounts, paths=paths, objects=objects, rules=rules)
+        self._plugins = plugins = make_plugins(
+            ctx.clock, node=ctx.node_name, mounts=mounts, paths=paths, objects=objects, rules=rules
+        )
         if csi is not None:
             plugins[csi.name] = csi
         self._reconciler = Reconciler(
@@ -94,6 +96,12 @@ class VolumeManager:
         self._due = Wakeup()
         self._totals = ctx.metrics.gauge(
             "volume_manager_total_volumes", "Volumes by plugin and state", ("plugin_name", "state")
+        )
+        self._found = ctx.metrics.counter(
+            "reconstruct_volume_operations_total", "Volumes of an earlier run that were looked at"
+        )
+        self._not_known = ctx.metrics.counter(
+            "reconstruct_volume_operations_errors_total", "Volumes of an earlier run whose plugin is not known"
         )
         ctx.metrics.on_scrape(self._measure)
 
@@ -118,6 +126,9 @@ class VolumeManager:
             name = found_name(found.plugin, found.folder)
             entry = VolumeEntry(uid=found.uid, name=name, state=State.UNCERTAIN, spec=spec)
             self._table.of(found.uid).entries[name] = entry
+            self._found.inc()
+            if isinstance(self._plugins[found.plugin], Leftover):
+                self._not_known.inc()
         if self._table.pods:
             logger.info("found volumes of an earlier run", extra={"pods": len(self._table.pods)})
 
@@ -125,9 +136,8 @@ class VolumeManager:
         for plugin in self._plugins.values():
             plugin.reconstruct()
         volumes = scan(self._paths, self._mounts.table())
-        for name in {found.plugin for found in volumes} - set(self._plugins):
-            self._plugins[name] = Leftover(name, mounts=self._mounts, paths=self._paths)
-        return [(found, self._plugins[found.plugin].reconstruct_spec(found.uid, found.spec())) for found in volumes]
+        plugins = {name: self._plugins.of_found(name) for name in {found.plugin for found in volumes}}
+        return [(found, plugins[found.plugin].reconstruct_spec(found.uid, found.spec())) for found in volumes]
 
     def _may_begin(self, entry: VolumeEntry) -> bool:
         """Leave a volume found after a restart alone until it is known whether its pod still exists."""

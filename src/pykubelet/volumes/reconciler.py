@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from pykubelet.api.references import claim_name
 from pykubelet.api.types import Pod
 from pykubelet.clients.host.port import Mounts, NodePaths
 from pykubelet.context import Context
+from pykubelet.kit import tracing
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.keyed import KeyedTasks, KeyState
+from pykubelet.kit.tracing import NO_SPAN, Span
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import namespace_of
 from pykubelet.model.problems import VolumeFailed
@@ -30,6 +32,7 @@ from pykubelet.volumes.errors import ClaimProblem, GrowthProblem, VolumeProblem
 from pykubelet.volumes.objects import VolumeObjects, VolumeRules
 from pykubelet.volumes.ownership import report_slow_ownership
 from pykubelet.volumes.plugins.plugin import Files, RemotePlugin, SetUp, VolumePlugin
+from pykubelet.volumes.plugins.registry import Leftover, Plugins
 from pykubelet.volumes.reconstruct import forget_attached, note_attached
 from pykubelet.volumes.spec import VolumeSpec, is_claimed, qualified_plugin, server_of, spec_of
 from pykubelet.volumes.subpath import clean_subpaths
@@ -49,13 +52,16 @@ API_SERVER_SILENT = "the API server did not answer in time"
 _BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0)
 
 
+_SPANS = {Step.MOUNT: "Volumes/Mount", Step.REFRESH: "Volumes/Refresh", Step.UNMOUNT: "Volumes/Unmount"}
+
+
 class Reconciler:
     def __init__(
         self,
         ctx: Context,
         *,
         table: VolumeTable,
-        plugins: Mapping[str, VolumePlugin],
+        plugins: Plugins,
         objects: VolumeObjects,
         mounts: Mounts,
         paths: NodePaths,
@@ -87,10 +93,18 @@ class Reconciler:
             ("volume_plugin", "operation_name", "status", "migrated"),
             _BUCKETS,
         )
+        self._cleaned = ctx.metrics.counter(
+            "force_cleaned_failed_volume_operations_total", "Volumes of plugins that are not known, taken away"
+        )
+        self._not_cleaned = ctx.metrics.counter(
+            "force_cleaned_failed_volume_operation_errors_total",
+            "Volumes of plugins that are not known, not taken away",
+        )
 
     def begin(self, entry: VolumeEntry) -> None:
         """Reconcile the entry: at once if that takes only a moment, else in a task of its own."""
         step = entry.next_step()
+        entry.begun_by = tracing.current.get()
         if self.is_active(entry) or (step is not None and not self._done_now(entry, step)):
             self.tasks.wake(entry)
 
@@ -106,10 +120,7 @@ class Reconciler:
             entry.state = State.UNCERTAIN
 
     def plugin_of(self, spec: VolumeSpec) -> VolumePlugin:
-        plugin = self._plugins.get(spec.plugin)
-        if plugin is None:
-            raise VolumeProblem(f"no plugin {spec.plugin} is registered on this node")
-        return plugin
+        return self._plugins.of(spec)
 
     # --- on the loop, at once -------------------------------------------------------------------
 
@@ -162,7 +173,11 @@ class Reconciler:
             left = entry.next_try - self._clock.monotonic()
             if left > 0:
                 return left
-            await self._attempt(entry, step)
+            parent, entry.begun_by = entry.begun_by, NO_SPAN
+            with tracing.span(_SPANS[step], parent=parent) as span:
+                await self._attempt(entry, step)
+                if span.recorded:
+                    _describe(span, entry)
         return None
 
     async def _attempt(self, entry: VolumeEntry, step: Step) -> None:
@@ -281,8 +296,10 @@ class Reconciler:
                 continue
             if alone and other.in_pod:
                 raise VolumeProblem("volume uses the ReadWriteOncePod access mode and is already in use by another pod")
+            if not labelled or other.state is State.ABSENT:
+                continue
             has = self._label(other.pod, other.spec) if other.pod is not None else label
-            if labelled and other.state is not State.ABSENT and has != label:
+            if has != label:
                 # A mount has one label.
                 raise VolumeProblem(f"another pod has it mounted with SELinux label {has!r}, this one needs {label!r}")
 
@@ -384,6 +401,18 @@ class Reconciler:
         migrated = "true" if entry.spec is not None and entry.spec.migrated else "false"
         name = Step.MOUNT.value if step is Step.REFRESH else step.value
         self._durations.observe(self._clock.monotonic() - began, plugin, name, status, migrated)
+        if step is Step.UNMOUNT and entry.spec is not None and isinstance(self.plugin_of(entry.spec), Leftover):
+            self._cleaned.inc()
+            if status != "success":
+                self._not_cleaned.inc()
+
+
+def _describe(span: Span, entry: VolumeEntry) -> None:
+    """`_attempt` raises nothing: what failed is in the entry."""
+    kind = entry.spec.plugin if entry.spec is not None else ""
+    span.set({"k8s.pod.uid": entry.uid, "k8s.volume.name": entry.name, "k8s.volume.type": kind})
+    if entry.failures:
+        span.fail(entry.problem)
 
 
 def _defect(entry: VolumeEntry, error: Exception, state: KeyState) -> float:

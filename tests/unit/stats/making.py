@@ -26,6 +26,7 @@ from pykubelet.model.runtime_status import (
     SandboxStatus,
 )
 from pykubelet.stats.build import Stats
+from pykubelet.stats.cadvisor import machine_lines
 from pykubelet.stats.provider import StatsProvider, StatsSettings
 from pykubelet.stats.runtime_metrics import RuntimeMetrics
 from pykubelet.stats.snapshot import CgroupNames
@@ -179,6 +180,7 @@ class StatsFixture:
         self.statuses: dict[str, PodRuntimeStatus] = {}
         names = settings.pop("groups", CgroupNames())
         run = settings.pop("run", inline)
+        shows_hidden = settings.pop("shows_hidden", False)
         guard = GuardEdges(cgroups=self.cgroups, host=self.host, kernel_log=FakeKernelLog())
         self.provider = StatsProvider(
             guard,
@@ -196,11 +198,11 @@ class StatsFixture:
             provider=self.provider,
             volumes=volumes,
             machine=MACHINE,
+            machine_text=machine_lines(MACHINE, physical_cores=2, sockets=1, version="v1"),
             node_name="n1",
-            version="v1",
-            cpu_layout=(2, 1),
             disk_names=self.host.device_name,
             runtime_metrics=RuntimeMetrics(self.runtime) if from_runtime else None,
+            shows_hidden=shows_hidden,
         )
         self.signals = EvictionStats(
             stats,

@@ -102,6 +102,8 @@ async def test_requests_and_waits_are_counted(serving: Serving) -> None:
     assert metrics.counter("rest_client_requests_total", "").value("200", host, "GET") == 2
     assert metrics.histogram("rest_client_request_duration_seconds", "").count(host, "GET") == 2
     assert metrics.histogram("rest_client_rate_limiter_duration_seconds", "").count("GET", host) == 2
+    assert metrics.histogram("rest_client_request_size_bytes", "").count("GET", host) == 2
+    assert metrics.histogram("rest_client_response_size_bytes", "").count("GET", host) == 2
 
 
 @pytest.mark.parametrize(
@@ -165,13 +167,17 @@ async def test_server_that_asks_for_patience_is_asked_again(serving: Serving) ->
         code = answers.pop(0)
         return web.json_response({}, status=code, headers={"Retry-After": "1"} if code != 200 else {})
 
+    metrics = Registry()
     async with serving(busy) as server:
-        transport = a_transport(server.url)
+        transport = a_transport(server.url, metrics=RequestMetrics(metrics))
         began = asyncio.get_running_loop().time()
         await transport.request("POST", "/x", body=b"{}")
         assert asyncio.get_running_loop().time() - began >= 2
         await transport.close()
     assert answers == []
+    host = server.url.partition("://")[2]
+    retries = metrics.counter("rest_client_request_retries_total", "")
+    assert [retries.value(code, "POST", host) for code in ("429", "503", "200")] == [1, 1, 0]
 
 
 async def test_patience_ends_with_the_deadline(serving: Serving) -> None:
