@@ -36,6 +36,7 @@ REASONS = {
     "values for the podresources metrics": "came before the Go kubelet listened again after a restart",
     "Basic functionality with configuration QOS": "LimitedSwap, with which no kubelet starts on cgroup v1",
     "should avoid swap": "reads memory.swap.max, a file of cgroup v2",
+    "multiple guaranteed pods started should succeed": "reads the log of a container at once, empty yet when emulated",
     "Checkpoint Container": "needs criu, which the bed has not",
     "ImageCredentialProvider": "pulls from a private registry outside, which the bed has not",
     "ImageID": "pulls an image by the digest that it has outside",
