@@ -156,6 +156,12 @@ def machine(containerd: str) -> dict[str, Any]:
     }
 
 
+def commit() -> str:
+    """Of the checkout that is measured."""
+    git = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def containerd_version(program: Path) -> str:
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
     return next((word for word in said.split() if word[:1].isdigit() or word[:2] in ("v1", "v2")), said.strip())
