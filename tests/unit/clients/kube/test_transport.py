@@ -335,6 +335,21 @@ async def test_silent_stream_is_given_up(serving: Serving) -> None:
         await transport.close()
 
 
+async def test_stream_tells_when_it_was_sent_though_no_answer_comes(serving: Serving) -> None:
+    told: list[bool] = []
+
+    async def never(request: web.Request) -> web.Response:
+        await request.app[LEAVING].wait()
+        return web.Response()
+
+    async with serving(never) as server:
+        transport = a_transport(server.url)
+        with pytest.raises(ApiDown, match="no answer in time"):
+            await anext(transport.stream("/x", silence=0.3, read=as_it_is, sent=told.append))
+        await transport.close()
+    assert told == [True]
+
+
 async def test_renewed_connections_end_streams_without_error(serving: Serving) -> None:
     async with serving(silent) as server:
         transport = a_transport(server.url)
