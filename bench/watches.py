@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from bench.report import DOCUMENT, update_document
+from bench.report import DOCUMENT, commit, update_document
 from tests.bed.cluster import running_cluster
 
 from pykubelet.api.types import (
@@ -185,13 +185,12 @@ def main(arguments: list[str]) -> None:
     numbers = [each for each in arguments if not each.startswith("-")]
     pods = int(numbers[0]) if numbers else PODS
     seconds = float(numbers[1]) if len(numbers) > 1 else REST_SECONDS
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
     results: dict[str, dict[str, float]] = {}
     with running_cluster() as cluster:
         uvloop.run(prepare(cluster.admin_kubeconfig, pods))
         for name, environ in PROTOCOLS.items():
             results[name] = measured(cluster.admin_kubeconfig, pods, seconds, environ)
-    report = {"commit": commit.stdout.strip(), "results": results}
+    report = {"commit": commit(), "results": results}
     print(json.dumps(report, indent=2))
     if keep:
         RESULTS.write_text(json.dumps(report, indent=2) + "\n")
