@@ -78,6 +78,7 @@ types: dev ## generate the Kubernetes types anew
 
 docs: dev ## generate the settings reference, the list of causes and what was seen on guests anew
 	@$(PYTHON) tools/gen_settings_doc.py
+	@$(PYTHON) tools/gen_metrics_doc.py
 	@$(PYTHON) -m hosts.report
 	@$(PYTHON) -m conformance.skew
 	@$(PYTHON) -m pykubelet.explain.document > docs/troubleshooting.md

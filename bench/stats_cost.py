@@ -54,6 +54,7 @@ from pykubelet.settings.schema_resources import EvictionSettings
 from pykubelet.settings.settings import Settings
 from pykubelet.settings.thresholds import eviction_thresholds
 from pykubelet.stats.build import Stats
+from pykubelet.stats.cadvisor import machine_lines
 from pykubelet.stats.provider import StatsProvider, StatsSettings
 from pykubelet.stats.snapshot import CgroupNames
 from pykubelet.stats.source import NodeStatsSource
@@ -196,13 +197,13 @@ async def measure(count: int, root: str, folder: Path) -> dict[str, float]:
     machine = read_machine()
     volumes = VolumeStatsCalculator(meter=NoEvictor(), table=many, clock=clock, metrics=Registry())
     stats = Stats(provider=provider, volumes=volumes, cgroups=names, services=Services())
+    cores, sockets = host.cpu_layout()
     source = NodeStatsSource(
         provider=provider,
         volumes=stats.volumes,
         machine=machine,
+        machine_text=machine_lines(machine, physical_cores=cores, sockets=sockets, version="bench"),
         node_name="bench",
-        version="bench",
-        cpu_layout=host.cpu_layout(),
         disk_names=host.device_name,
     )
     signals = EvictionStats(

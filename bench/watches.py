@@ -85,19 +85,20 @@ def a_pod(number: int) -> Pod:
     )
 
 
-def memory_kib() -> int:
-    """Memory of this process alone: shares in libraries change with whatever else runs on the machine."""
+def memory_kib(process: int | str = "self") -> int:
+    """Memory of the process alone: shares in libraries change with whatever else runs on the machine."""
     gc.collect()
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
 
 
-def connections() -> int:
-    """Open TCP connections of this process."""
-    links = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+def connections(process: int | str = "self", port: int = 0) -> int:
+    """Open TCP connections of the process, to the port if one is given."""
+    links = [os.readlink(path) for path in Path(f"/proc/{process}/fd").iterdir() if path.is_symlink()]
     mine = {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:[")}
-    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
-    return sum(1 for row in rows if row[9] in mine and row[3] == "01")
+    rows = [line.split() for line in Path(f"/proc/{process}/net/tcp").read_text().splitlines()[1:]]
+    here = [row for row in rows if row[9] in mine and row[3] == "01"]
+    return sum(1 for row in here if not port or int(row[2].rpartition(":")[2], 16) == port)
 
 
 async def follow(kubeconfig: Path, pods: int, seconds: float) -> dict[str, float]:
@@ -116,7 +117,7 @@ async def follow(kubeconfig: Path, pods: int, seconds: float) -> dict[str, float
         for number in range(1, pods + 1):
             watcher.register(a_pod(number))
         await until(lambda: len(heard) == 3 * (pods + 1))
-        await CLOCK.sleep(3.0 + 2 * 3 * pods / QPS)  # the watches begin after a rest
+        await CLOCK.sleep(3.0)
         after, used = memory_kib(), time.process_time()
         await CLOCK.sleep(seconds)
         at_rest = time.process_time() - used
@@ -186,7 +187,7 @@ def main(arguments: list[str]) -> None:
     pods = int(numbers[0]) if numbers else PODS
     seconds = float(numbers[1]) if len(numbers) > 1 else REST_SECONDS
     results: dict[str, dict[str, float]] = {}
-    with running_cluster() as cluster:
+    with running_cluster(new_etcd=True) as cluster:
         uvloop.run(prepare(cluster.admin_kubeconfig, pods))
         for name, environ in PROTOCOLS.items():
             results[name] = measured(cluster.admin_kubeconfig, pods, seconds, environ)

@@ -28,6 +28,8 @@ UNIT = "node-suite"
 ENDPOINT = "unix:///run/containerd/containerd.sock"
 NODE = "guest"
 LOOK_EVERY = 10.0
+PATIENT = ("--server-start-timeout=30m",)
+"""The suite's own API server needs longer than its two minutes on an emulated machine."""
 KEPT = ("ginkgo.json", "ginkgo.log", "report/kubelet.log", "report/services.log")
 
 
@@ -53,7 +55,7 @@ def run(agent: str, folder: Path, ginkgo: Sequence[str], suite: Sequence[str]) -
         before, after = ginkgo_command(
             f"{PAYLOAD}/bin/ginkgo", f"{HOME}/e2e_node.test", home=HOME, endpoint=ENDPOINT, node=NODE
         )
-        status = supervised(machine, [*before, *ginkgo, *after, *suite])
+        status = supervised(machine, [*before, *ginkgo, *after, *PATIENT, *suite])
         for name in KEPT:
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(machine.run(f"cat {HOME}/{name}", check=False))

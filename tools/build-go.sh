@@ -2,7 +2,7 @@
 # Build the Go programs that tests need, once, into a cache outside the tree.
 #
 #   tools/build-go.sh TARGET [--print]     TARGET: controlplane | containerd2 | crio | runc | crictl | metricsserver |
-#                                                  e2e | node-e2e | plugins | kubeadm | apiserver-1.35 | apiserver-1.37
+#                                                  e2e | node-e2e | plugins | otelcol | kubeadm | apiserver-1.35 | apiserver-1.37
 #
 # The last line on stdout is the folder that holds the programs; everything else goes to stderr. With --print nothing is
 # built: the folder is named when it is there and up to date, otherwise the exit status is 1.
@@ -97,6 +97,11 @@ case $target in
     packages="k8s.io/kubernetes/test/images/sample-device-plugin k8s.io/kubernetes/test/e2e/dra/test-driver"
     packages+=" github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity ./csimock"
     hint="about 2 minutes on 2 cores" ;;
+  otelcol)
+    version=v0.160.0
+    programs="otelcol"
+    packages="./otelcol"
+    hint="about 2 minutes on 2 cores" ;;
   kubeadm)
     version=v1.36.4
     programs="kubeadm kube-proxy etcd coredns bridge host-local loopback portmap"
@@ -106,7 +111,7 @@ case $target in
       flags+=" -X $base.gitVersion=$version -X $base.gitMajor=1 -X $base.gitMinor=36 -X $base.gitTreeState=clean"
     done
     hint="about 3 minutes on 2 cores" ;;
-  *) die "usage: tools/build-go.sh controlplane|containerd2|crio|runc|crictl|metricsserver|e2e|node-e2e|plugins|kubeadm|apiserver-1.35|apiserver-1.37 [--print]" ;;
+  *) die "usage: tools/build-go.sh controlplane|containerd2|crio|runc|crictl|metricsserver|e2e|node-e2e|plugins|otelcol|kubeadm|apiserver-1.35|apiserver-1.37 [--print]" ;;
 esac
 
 sources=$root/tests/$target

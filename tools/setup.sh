@@ -111,7 +111,7 @@ fi
 requirements=("$root/requirements.txt")
 stamp=$venv/.setup-run
 if [ "$purpose" != run ]; then
-  requirements+=("$root/requirements-dev.txt")
+  requirements+=("$root/requirements-dev.txt" "$root/requirements-tracing.txt")
   stamp=$venv/.setup-dev
 fi
 key=$(cat "${requirements[@]}" "$root/pyproject.toml" | sha256sum | cut -c1-16)
@@ -133,7 +133,7 @@ fi
 "$venv/bin/python" -m compileall -q "$root/src/pykubelet" || die "the sources cannot be compiled, see above"
 
 if [ "$purpose" = test ] || [ "$purpose" = hosts ]; then
-  for target in controlplane containerd2 crio runc metricsserver e2e plugins; do
+  for target in controlplane containerd2 crio runc metricsserver e2e plugins otelcol; do
     "$root/tools/build-go.sh" "$target" >/dev/null || die "tests need $target, which could not be built"
   done
 fi

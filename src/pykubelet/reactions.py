@@ -67,6 +67,7 @@ def connect(ctx: Context, below: Subsystems, sync: Sync, reporting: Reporting, p
     on(ContainerDied, container_died)
     on(ContainerDied, sync.metrics.container_died)
     on(ContainerStarted, loop.container_started)
+    on(ContainerStarted, lambda _: runtime.gc.runtime_used())
     on(ContainerStarted, lambda started: cm.resource_managers.reconciler.soon())
     on(InspectionRecovered, loop.inspection_recovered)
     on(RuntimeChanged, lambda _: workers.sync_all())

@@ -311,9 +311,12 @@ def _bootstrap_secret() -> dict[str, Any]:
 
 
 @contextmanager
-def running_cluster(*, node_silence: float = NODE_SILENCE) -> Iterator[Cluster]:
-    """A control plane for as long as the block lasts; nodes silent for `node_silence` seconds are not ready."""
-    etcd = need_program("etcd", "etcd-server")
+def running_cluster(*, node_silence: float = NODE_SILENCE, new_etcd: bool = False) -> Iterator[Cluster]:
+    """A control plane for as long as the block lasts; nodes silent for `node_silence` seconds are not ready.
+
+    Debian's etcd is too old for watches that begin with the full set; `new_etcd` takes the one that kubeadm's bed has.
+    """
+    etcd = go_programs("kubeadm") / "etcd" if new_etcd else need_program("etcd", "etcd-server")
     programs = go_programs("controlplane")
     minor = os.environ.get(OTHER_API_SERVER)
     api_server = go_programs(f"apiserver-{minor}") if minor else programs

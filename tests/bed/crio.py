@@ -104,6 +104,9 @@ signature_policy_dir = "{folder}/policies"
 network_dir = "{cni_conf}"
 plugin_dirs = ["{cni}"]
 
+[crio.stats]
+included_pod_metrics = ["all"]
+
 [crio.nri]
 enable_nri = false
 """

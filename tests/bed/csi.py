@@ -25,7 +25,8 @@ Manifest = dict[str, Any]
 
 
 class BedDriver:
-    def __init__(self, folder: Path, root: Path) -> None:
+    def __init__(self, folder: Path, root: Path, name: str = DRIVER) -> None:
+        self._name = name
         self.data = folder / "csi-data"
         self.log_file = folder / "csi-calls.jsonl"
         self._output = folder / "csi-driver.log"
@@ -37,7 +38,7 @@ class BedDriver:
         registry = self._root / "plugins_registry"
         registry.mkdir(parents=True, exist_ok=True)
         guard = [shutil.which("setpriv") or "setpriv", "--pdeathsig", "KILL"]
-        words = ["--name", DRIVER, "--socket", str(self._root / "plugins" / DRIVER / "csi.sock")]
+        words = ["--name", self._name, "--socket", str(self._root / "plugins" / self._name / "csi.sock")]
         words += ["--registry", str(registry), "--data", str(self.data), "--log", str(self.log_file)]
         with self._output.open("ab") as log:
             self._process = subprocess.Popen(
@@ -68,8 +69,9 @@ class BedDriver:
         return [line for line in listed.stdout.splitlines() if str(self.data) in line]
 
     def tidy(self) -> None:
-        """End it and what a failed test may have left of it."""
+        """End it, for good, and what a failed test may have left of it."""
         self.kill9()
+        (self._root / "plugins_registry" / f"{self._name}-reg.sock").unlink(missing_ok=True)
         for line in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):
             point = line.split()[4]
             if point.startswith((f"{self._root}/plugins/", f"{self._root}/pods/")) and "csi" in point:
@@ -88,8 +90,9 @@ class BedDriver:
 class Attacher:
     """Says yes to every attachment, from a thread of its own."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, driver: str = DRIVER) -> None:
         self._cluster = cluster
+        self._driver = driver
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="attacher", daemon=True)
         self.paused = False
@@ -99,7 +102,7 @@ class Attacher:
             if self.paused:
                 continue
             for each in self._cluster.get("volumeattachments")["items"]:
-                if each["spec"]["attacher"] == DRIVER and not each.get("status", {}).get("attached"):
+                if each["spec"]["attacher"] == self._driver and not each.get("status", {}).get("attached"):
                     self._attach(each["metadata"]["name"])
 
     def _attach(self, name: str) -> None:
@@ -118,8 +121,8 @@ class Attacher:
 
 
 @contextmanager
-def bed_driver(folder: Path, root: Path, cluster: Cluster) -> Iterator[tuple[BedDriver, Attacher]]:
-    driver, attacher = BedDriver(folder, root), Attacher(cluster)
+def bed_driver(folder: Path, root: Path, cluster: Cluster, name: str = DRIVER) -> Iterator[tuple[BedDriver, Attacher]]:
+    driver, attacher = BedDriver(folder, root, name), Attacher(cluster, name)
     driver.start()
     attacher.start()
     try:
@@ -129,11 +132,11 @@ def bed_driver(folder: Path, root: Path, cluster: Cluster) -> Iterator[tuple[Bed
         driver.tidy()
 
 
-def a_driver(**spec: Any) -> Manifest:
+def a_driver(name: str = DRIVER, **spec: Any) -> Manifest:
     return {
         "apiVersion": "storage.k8s.io/v1",
         "kind": "CSIDriver",
-        "metadata": {"name": DRIVER},
+        "metadata": {"name": name},
         "spec": {"attachRequired": True, "volumeLifecycleModes": ["Persistent", "Ephemeral"], **spec},
     }
 

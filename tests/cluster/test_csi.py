@@ -191,6 +191,42 @@ def test_a_driver_that_never_answers(storage: tuple[Joined, BedDriver, Attacher]
     wait_until("nothing is left", lambda: not left_behind(node, driver))
 
 
+def test_a_disk_of_a_migrated_kind(storage: tuple[Joined, BedDriver, Attacher], tmp_path: Path) -> None:
+    """The control plane attaches it by the driver's name too: both must come to the same handle and attachment."""
+    node, _, _ = storage
+    name, before = "cinder.csi.openstack.org", {DRIVER}
+    volume, claim = a_bound_volume("old", "")
+    del volume["spec"]["csi"]
+    volume["spec"]["cinder"] = {"volumeID": "loop-9", "fsType": "xfs"}
+    inline = with_volume("inline-old", "", f"cat /data/file; {STAY}")
+    inline["spec"]["volumes"] = [{"name": "data", "cinder": {"volumeID": "loop-9", "fsType": "xfs"}}]
+    node.cluster.apply(a_driver(name))
+    with bed_driver(tmp_path, node.agent.root, node.cluster, name) as (driver, _):
+        wait_until("the driver is listed", lambda: set(drivers_of(node)) == before | {name})
+        node.apply(volume, claim, with_volume("claimed", "old", f"echo kept > /data/file; cat /data/file; {STAY}"))
+        node.wait_log("claimed", "kept", within=90)
+        (attached,) = node.cluster.get("node", node.agent.node)["status"]["volumesAttached"]
+        assert attached["name"] == f"kubernetes.io/csi/{name}^loop-9"
+        node.agent.kill9()
+        node.agent.start()
+        node.delete("pod", "claimed")
+        node.wait_gone("claimed", within=90)
+        wait_until("nothing is left", lambda: not left_behind(node, driver))
+        node.apply(inline)
+        node.wait_log("inline-old", "kept", within=90)
+        figures = asked(node, "metrics")
+        node.delete("pod", "inline-old")
+        node.wait_gone("inline-old", within=90)
+        wait_until("nothing is left", lambda: not left_behind(node, driver))
+    assert (
+        f'volume_plugin="kubernetes.io/csi:{name}",operation_name="volume_mount",status="success",migrated="true"'
+        in figures
+    )
+    assert_order(driver)
+    node.cluster.kubectl("delete", "csidriver", name)
+    wait_until("the driver is not listed", lambda: set(drivers_of(node)) == before)
+
+
 def test_kills_at_any_moment(storage: tuple[Joined, BedDriver, Attacher]) -> None:
     node, driver, _ = storage
     node.apply(*a_bound_volume("tough", "loop-2"))

@@ -56,7 +56,7 @@ def test_a_connection_that_goes_silent_is_left(
     with joined(cluster, containerd, tmp_path, name="quiet", kubeconfig=login) as node:
         node.apply(pod_manifest("first", node="quiet"))
         node.wait_running("first")
-        assert wire.cut() == 1, "watches and requests are on one"
+        assert wire.cut() == 2, "heartbeats are on one, all other requests and the watches on another"
         began = time.monotonic()
         node.apply(pod_manifest("unheard", node="quiet"))
         node.wait_running("unheard", within=SILENT_FOR)

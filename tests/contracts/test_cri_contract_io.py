@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -15,8 +15,9 @@ import pytest
 
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.kit.tasks import TaskSet
-from pykubelet.model.errors import CriError, ExecTimedOut
+from pykubelet.model.errors import CriError, ExecTimedOut, Unimplemented
 from pykubelet.model.runtime_status import ContainerState, EventKind
+from tests.bed.cgroups import CgroupTree
 from tests.contracts.cri_subjects import (
     IMAGE,
     Program,
@@ -189,6 +190,56 @@ async def test_a_running_container_has_figures(subject: Subject) -> None:
     assert one.attributes.id == container
     assert one.attributes.metadata.name == "polite"
     assert one.memory.timestamp > 0 and one.memory.working_set_bytes.value > 0
+
+
+@pytest.fixture
+def group(subject: Subject) -> Iterator[str]:
+    """The cgroup of a pod: runtimes measure a pod by it."""
+    tree = CgroupTree("/pykubelet-contract-figures")
+    if not subject.real:
+        yield tree.name
+        return
+    tree.make()
+    try:
+        yield tree.name
+    finally:
+        tree.remove()
+
+
+async def test_a_running_pod_has_figures(subject: Subject, group: str) -> None:
+    """CRI-O may leave out what the pod uses as a whole."""
+    pod = a_pod_config()
+    pod.config.linux.cgroup_parent = group
+    async with subject.open() as cri, sandbox(cri, pod) as box:
+        container = await start(cri, box, pod, Program.POLITE)
+        [one] = [each for each in await cri.list_pod_sandbox_stats() if each.attributes.id == box]
+        runtime = (await cri.version()).name
+    assert one.attributes.metadata.uid == pod.uid
+    [inner] = one.linux.containers
+    assert inner.attributes.id == container
+    left_out = runtime == "cri-o" and not one.linux.HasField("cpu")
+    assert left_out or one.linux.process.process_count.value > 0
+    for each in (inner,) if left_out else (inner, one.linux):
+        assert each.cpu.timestamp > 0 and each.cpu.HasField("usage_core_nano_seconds")
+        assert each.memory.working_set_bytes.value > 0
+
+
+async def test_series_of_a_running_pod_have_the_labels_that_were_described(subject: Subject, group: str) -> None:
+    """containerd 1.6 is older than these calls."""
+    pod = a_pod_config()
+    pod.config.linux.cgroup_parent = group
+    async with subject.open() as cri, sandbox(cri, pod) as box:
+        container = await start(cri, box, pod, Program.POLITE)
+        try:
+            known = {each.name: each for each in await cri.list_metric_descriptors()}
+        except Unimplemented:
+            assert (await cri.version()).version.lstrip("v").startswith("1.6")
+            return
+        [one] = [each for each in await cri.list_pod_sandbox_metrics() if each.pod_sandbox_id == box]
+    [inner] = [each for each in one.container_metrics if each.container_id == container]
+    series = {each.name: each for each in inner.metrics}
+    assert series["container_memory_working_set_bytes"].value.value > 0
+    assert [name for name, each in series.items() if len(each.label_values) != len(known[name].label_keys)] == []
 
 
 # -- images

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -41,8 +41,9 @@ from pykubelet.api.types import (
 )
 from pykubelet.clients.kube.patch import node_status_patch, pod_status_patch
 from pykubelet.clients.kube.port import Change, ChangeType, KubeClient, PatchType
-from pykubelet.clients.kube.reflector import Query, list_all
+from pykubelet.clients.kube.reflector import Query, Reflector, list_all
 from pykubelet.kit.clock import Clock, LoopClock, SystemClock
+from pykubelet.kit.tasks import running
 from pykubelet.model.errors import AlreadyExists, Conflict, Expired, Invalid, NotFound, TooManyRequests
 from tests.fakes.fake_kube import FakeKube
 
@@ -197,6 +198,32 @@ async def test_watch_tells_changes_in_order_and_resumes(subject: Subject) -> Non
             assert (await next_change(again)).object.data == {"v": "2"}
             gone = await next_change(again)
             assert (gone.type, gone.object.metadata.name) == (ChangeType.DELETED, name)
+
+
+async def test_reflector_follows_whether_or_not_the_server_begins_watches_with_the_full_set(subject: Subject) -> None:
+    """The real one cannot: it has Debian's etcd."""
+    async with subject.open() as kube:
+        await follows(kube, subject.clock)
+        assert kube.watch_lists.usable(subject.clock.monotonic()) == (not subject.real)
+
+
+async def follows(kube: KubeClient, clock: Clock) -> None:
+    name = a_name()
+    query = Query(kind=ConfigMap, namespace=NAMESPACE, field_selector=f"metadata.name={name}")
+    heard: list[ChangeType] = []
+    live = Reflector(client=kube, query=query, clock=clock, on_change=lambda each: heard.append(each.type))
+    async with running(live):
+        assert await live.wait_synced(within=10)
+        assert live.all() == []
+        async with made(kube, a_map(name, v="1")):
+            await until(lambda: heard == [ChangeType.ADDED], clock)
+        await until(lambda: heard == [ChangeType.ADDED, ChangeType.DELETED], clock)
+
+
+async def until(holds: Callable[[], bool], clock: Clock) -> None:
+    async with asyncio.timeout(10):
+        while not holds():
+            await clock.sleep(0.02)
 
 
 async def test_all_pages_are_one_set(subject: Subject) -> None:

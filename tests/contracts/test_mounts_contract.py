@@ -13,7 +13,7 @@ from typing import Protocol
 import pytest
 
 from pykubelet.clients.host.mounts import HostMounts
-from pykubelet.clients.host.port import MountEntry, MountError, Mounts, ToolMissing
+from pykubelet.clients.host.port import MountEntry, MountError, Mounts, ToolFailed, ToolMissing
 from tests.bed.parts import need_root
 from tests.fakes.fake_mounts import FakeMounts
 
@@ -272,6 +272,9 @@ def test_a_program_of_the_host(subject: Subject) -> None:
     with pytest.raises(MountError) as caught:
         run(*command, seconds=60)
     assert str(caught.value) == f"`{' '.join(command)}` failed with 3: bad news"
+    with pytest.raises(ToolFailed) as failed:
+        run(*command, seconds=60, shown="a driver")
+    assert str(failed.value) == "`a driver` failed with 3: bad news" and failed.value.output == "bad  news\n"
     assert run(*command, seconds=60, allow=(3,)) == "bad  news\n"
     with pytest.raises(MountError, match="failed with 5: no output"):
         run(*subject.program(code=5), seconds=None)
@@ -282,6 +285,8 @@ def test_a_program_that_hangs_and_one_that_is_not_there(subject: Subject) -> Non
     with pytest.raises(MountError) as caught:
         subject.mounts.run(*command, seconds=0.2)
     assert str(caught.value) == f"`{' '.join(command)}` did not finish within 0.2 s"
+    with pytest.raises(MountError, match=r"^`a driver` did not finish within 0\.2 s$"):
+        subject.mounts.run(*command, seconds=0.2, shown="a driver")
     with pytest.raises(ToolMissing, match="this volume needs the program pkl-none, which this host does not have"):
         subject.mounts.run("pkl-none", seconds=5)
 

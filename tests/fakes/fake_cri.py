@@ -21,10 +21,13 @@ from pykubelet.model.runtime_status import (
     RuntimeConditions,
     RuntimeHandler,
     RuntimeVersion,
+    SandboxState,
 )
 from pykubelet.wire import cri_pb2
 from tests.fakes.fake_cri_containers import FakeContainers
-from tests.fakes.fake_cri_values import FakeContainer, FakeImage, digest_of, fake_id, full_name
+from tests.fakes.fake_cri_values import FakeContainer, FakeImage, FakeSandbox, digest_of, fake_id, full_name
+
+WORKING_SET = "container_memory_working_set_bytes"
 
 
 class FakeCri(FakeContainers):
@@ -189,7 +192,49 @@ class FakeCri(FakeContainers):
         await self._enter("list_container_stats", id=id or "", pod_uid=pod_uid or "")
         return [self._stats_of(c) for c in self._select(pod_uid, id, sandbox_id, running_only=True)]
 
+    async def list_pod_sandbox_stats(self) -> Sequence[cri_pb2.PodSandboxStats]:
+        await self._enter("list_pod_sandbox_stats")
+        ready = [box for box in self.sandboxes.values() if box.state is SandboxState.READY]
+        return [self._pod_stats_of(box) for box in ready]
+
+    async def list_metric_descriptors(self) -> Sequence[cri_pb2.MetricDescriptor]:
+        await self._enter("list_metric_descriptors")
+        keys = ("container", "pod", "namespace")
+        return [cri_pb2.MetricDescriptor(name=WORKING_SET, help="Memory that cannot be dropped", label_keys=keys)]
+
+    async def list_pod_sandbox_metrics(self) -> Sequence[cri_pb2.PodSandboxMetrics]:
+        await self._enter("list_pod_sandbox_metrics")
+        return [
+            cri_pb2.PodSandboxMetrics(
+                pod_sandbox_id=box.id,
+                container_metrics=[
+                    cri_pb2.ContainerMetrics(container_id=each.id, metrics=[self._working_set_of(each, box)])
+                    for each in self._select(None, None, box.id, running_only=True)
+                ],
+            )
+            for box in self.sandboxes.values()
+        ]
+
     # -- inside
+
+    def _pod_stats_of(self, box: FakeSandbox) -> cri_pb2.PodSandboxStats:
+        containers = [self._stats_of(each) for each in self._select(None, None, box.id, running_only=True)]
+        stats = cri_pb2.PodSandboxStats()
+        stats.attributes.id = box.id
+        stats.attributes.metadata.CopyFrom(box.config.metadata)
+        stats.linux.cpu.timestamp = stats.linux.memory.timestamp = self.clock.now_ns()
+        stats.linux.cpu.usage_core_nano_seconds.value = sum(
+            each.cpu.usage_core_nano_seconds.value for each in containers
+        )
+        stats.linux.memory.working_set_bytes.value = sum(each.memory.working_set_bytes.value for each in containers)
+        stats.linux.process.process_count.value = len(containers)
+        stats.linux.containers.extend(containers)
+        return stats
+
+    def _working_set_of(self, container: FakeContainer, box: FakeSandbox) -> cri_pb2.Metric:
+        labels = (container.config.metadata.name, box.name, box.config.metadata.namespace)
+        value = cri_pb2.UInt64Value(value=container.memory_bytes)
+        return cri_pb2.Metric(name=WORKING_SET, metric_type=cri_pb2.GAUGE, label_values=labels, value=value)
 
     def _find_image(self, name: str) -> FakeImage | None:
         if name in self.images:

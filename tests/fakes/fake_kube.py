@@ -43,8 +43,10 @@ from pykubelet.clients.kube.port import (
     PatchType,
     Unreadable,
     UnreadableChange,
+    WatchLists,
     resource_of,
 )
+from pykubelet.clients.kube.reflector import INITIAL_EVENTS_END
 from pykubelet.kit.clock import Clock, utc
 from pykubelet.model.errors import ApiAlreadyExists, ApiConflict, ApiDown, ApiError, ApiNotFound, Invalid
 from tests.fakes.fake_kube_patches import BadPatch, apply_json, apply_merge, apply_strategic
@@ -65,6 +67,7 @@ class Call:
     namespace: str = ""
     subresource: str = ""
     body: Any = None
+    field_selector: str = ""
 
 
 @dataclass(slots=True)
@@ -76,9 +79,13 @@ class _Fault:
 
 
 class FakeKube:
+    has_watch_lists = True
+    """Whether a watch may begin with the full set."""
+
     def __init__(self, clock: Clock) -> None:
         self.store = Store()
         self.unreadable = UnreadableObjects()
+        self.watch_lists = WatchLists()
         self._spoiled: dict[Key, str] = {}
         self.calls: list[Call] = []
         self.down = False
@@ -143,10 +150,12 @@ class FakeKube:
     def bookmark(self) -> None:
         """Tell every watch how far it is."""
         for watcher in self.store.watchers:
-            metadata = ObjectMeta(resource_version=str(self.store.version))
-            empty: Any = watcher.selection.kind
-            watcher.pending.append(Change(ChangeType.BOOKMARK, empty(metadata=metadata)))
+            watcher.pending.append(self._mark(watcher.selection.kind))
             watcher.news.set()
+
+    def _mark(self, kind: Any, annotations: dict[str, str] | None = None) -> Change[Any]:
+        metadata = ObjectMeta(resource_version=str(self.store.version), annotations=annotations or {})
+        return Change(ChangeType.BOOKMARK, kind(metadata=metadata))
 
     @property
     def open_watches(self) -> list[Selection]:
@@ -173,7 +182,7 @@ class FakeKube:
         limit: int = 0,
         continue_token: str = "",
     ) -> Page[K]:
-        self._begin(Call("list", kind, "", namespace))
+        self._begin(Call("list", kind, "", namespace, field_selector=field_selector))
         found = self.store.select(Selection(kind, namespace, field_selector, label_selector))
         start, version = 0, self.store.version
         if continue_token:
@@ -199,11 +208,16 @@ class FakeKube:
         field_selector: str = "",
         label_selector: str = "",
         resource_version: str,
+        initial_events: bool = False,
         timeout: float = 300.0,
     ) -> AsyncGenerator[Change[K] | UnreadableChange, None]:
-        self._begin(Call("watch", kind, "", namespace, body=resource_version))
+        self._begin(Call("watch", kind, "", namespace, body=resource_version, field_selector=field_selector))
         selection = Selection(kind, namespace, field_selector, label_selector)
-        watcher = self.store.open_watch(selection, int(resource_version or 0))
+        if initial_events and not self.has_watch_lists:
+            raise Invalid("resourceVersionMatch: Forbidden: forbidden for watch", code=422, reason="Invalid")
+        watcher = self.store.open_watch(selection, 0 if initial_events else int(resource_version or 0))
+        if initial_events:
+            watcher.pending.append(self._mark(kind, {INITIAL_EVENTS_END: "true"}))
         try:
             while True:
                 while watcher.pending:
@@ -339,7 +353,8 @@ class FakeKube:
     def _begin(self, call: Call) -> None:
         self.calls.append(call)
         if call.kind is not Event:  # many things may happen to a pod at once, each told in one of its own
-            note(f"request {call.verb} {call.kind.__name__} {call.namespace}/{call.name} {call.subresource}")
+            which = call.name or call.field_selector
+            note(f"request {call.verb} {call.kind.__name__} {call.namespace}/{which} {call.subresource}")
         if self.down:
             raise ApiDown("connection refused")
         for fault in self._faults:

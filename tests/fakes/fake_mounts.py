@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 
 from pykubelet.clients.host.mounts import BIND_OPTIONS
-from pykubelet.clients.host.port import MountEntry, MountError, ToolMissing
+from pykubelet.clients.host.port import MountEntry, MountError, ToolFailed, ToolMissing
 from tests.spin_guard import note
 
 
@@ -119,17 +119,17 @@ class FakeMounts:
     def unmount_forced(self, target: Path, *, seconds: float) -> bool:
         return self.unmount(target)
 
-    def run(self, *command: str, seconds: float | None, allow: Container[int] = ()) -> str:
+    def run(self, *command: str, seconds: float | None, allow: Container[int] = (), shown: str = "") -> str:
         self.commands.append(command)
         if command[0] not in self.tools:
             raise ToolMissing(f"this volume needs the program {command[0]}, which this host does not have")
         self.deadlines[command[0]] = seconds
-        shown = f"`{' '.join(command)}`"
+        shown = f"`{shown or ' '.join(command)}`"
         if command[0] in self.hanging and seconds is not None:
             raise MountError(f"{shown} did not finish within {seconds:g} s")
         code, said = self.answer(command) or (self.codes.get(command[0], 0), self.tools[command[0]])
         if code and code not in allow:
-            raise MountError(f"{shown} failed with {code}: {' '.join(said.split()) or 'no output'}")
+            raise ToolFailed(f"{shown} failed with {code}: {' '.join(said.split()) or 'no output'}", said)
         if self.refused & set(command):
             raise MountError(f"{shown} failed with 1: refused")
         return said

@@ -7,12 +7,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, cast
 
 from pykubelet.clients.kube.transport import Transport
+from pykubelet.model.errors import Invalid
 
 Query = Sequence[tuple[str, str]]
 
 
 class FakeTransport:
-    """Every GET of a collection gets `listed`; every watch the lines from `watched`, which is a queue."""
+    """Every GET of a collection gets `listed`; every watch the lines from `watched`, which is a queue.
+
+    No watch begins with the full set."""
 
     def __init__(self, listed: bytes = b'{"metadata":{"resourceVersion":"1"},"items":[]}') -> None:
         self.listed = listed
@@ -39,6 +42,8 @@ class FakeTransport:
     async def stream(
         self, path: str, *, query: Query = (), silence: float, read: Callable[[bytes], Awaitable[Any]]
     ) -> AsyncGenerator[Any, None]:
+        if "sendInitialEvents" in dict(query):
+            raise Invalid("resourceVersionMatch: Forbidden: forbidden for watch", code=422, reason="Invalid")
         self.watched_from.append(dict(query)["resourceVersion"])
         while (line := await self._lines.get()) is not None:
             if (found := await read(line)) is not None:

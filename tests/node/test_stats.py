@@ -24,6 +24,7 @@ from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.tasks import Services
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
 from pykubelet.stats.build import Stats
+from pykubelet.stats.cadvisor import machine_lines
 from pykubelet.stats.provider import StatsProvider, StatsSettings
 from pykubelet.stats.snapshot import CgroupNames
 from pykubelet.stats.source import NodeStatsSource
@@ -35,6 +36,8 @@ from tests.unit.stats.making import no_volumes
 pytestmark = pytest.mark.node
 
 MIB = 1 << 20
+BOTH = pytest.mark.parametrize("from_runtime", [False, True], ids=["cgroups", "runtime"])
+"""Who measures pods: gate PodAndContainerStatsFromCRI."""
 SCRIPTS = {
     "burner": "while :; do :; done",
     "hog": "dd if=/dev/zero of=/dev/shm/x bs=1M count=40; exec sleep 100000",
@@ -107,7 +110,7 @@ class Seen:
 
 
 class Looking:
-    def __init__(self, agent: BedAgent, cri: GrpcCriClient) -> None:
+    def __init__(self, agent: BedAgent, cri: GrpcCriClient, *, from_runtime: bool) -> None:
         self.clock = SystemClock()
         self.seen = Seen(cri)
         machine = read_machine()
@@ -120,16 +123,16 @@ class Looking:
             table=self.seen,
             paths=NodePaths(root=agent.root, pod_logs=agent.pod_logs, container_logs=agent.folder / "links"),
             clock=self.clock,
-            settings=StatsSettings(cgroups=names, fresh_for=0.0, disks_every=0.0),
+            settings=StatsSettings(cgroups=names, fresh_for=0.0, disks_every=0.0, from_runtime=from_runtime),
         )
         stats = Stats(provider=provider, volumes=no_volumes(self.clock), cgroups=names, services=Services())
+        cores, sockets = host.cpu_layout()
         self.source = NodeStatsSource(
             provider=provider,
             volumes=stats.volumes,
             machine=machine,
+            machine_text=machine_lines(machine, physical_cores=cores, sockets=sockets, version="test"),
             node_name=NODE,
-            version="test",
-            cpu_layout=host.cpu_layout(),
             disk_names=host.device_name,
         )
         self.signals = EvictionStats(
@@ -151,9 +154,9 @@ class Looking:
 
 
 @asynccontextmanager
-async def looking(agent: BedAgent, containerd: BedContainerd) -> AsyncIterator[Looking]:
+async def looking(agent: BedAgent, containerd: BedContainerd, *, from_runtime: bool = False) -> AsyncIterator[Looking]:
     async with GrpcCriClient(containerd.endpoint, clock=SystemClock()) as cri:
-        found = Looking(agent, cri)
+        found = Looking(agent, cri, from_runtime=from_runtime)
         await found.seen.until_running(found.clock)
         yield found
 
@@ -191,8 +194,9 @@ async def test_a_busy_loop_uses_a_core(agent: BedAgent, containerd: BedContainer
         assert last["process_stats"]["process_count"] == 1
 
 
-async def test_memory_shows_in_the_working_set(agent: BedAgent, containerd: BedContainerd) -> None:
-    async with looking(agent, containerd) as look:
+@BOTH
+async def test_memory_shows_in_the_working_set(agent: BedAgent, containerd: BedContainerd, from_runtime: bool) -> None:
+    async with looking(agent, containerd, from_runtime=from_runtime) as look:
         found = await until(
             look, "hog", lambda pod: pod["containers"][0]["memory"]["workingSetBytes"] > 40 * MIB, "40 MiB in use"
         )
@@ -203,20 +207,22 @@ async def test_memory_shows_in_the_working_set(agent: BedAgent, containerd: BedC
         assert look.seen.statuses[largest].name == f"hog-{NODE}"
 
 
-async def test_disk_shows_in_rootfs_and_logs(agent: BedAgent, containerd: BedContainerd) -> None:
+@BOTH
+async def test_disk_shows_in_rootfs_and_logs(agent: BedAgent, containerd: BedContainerd, from_runtime: bool) -> None:
     def settled(pod: dict[str, Any]) -> bool:
         app = pod["containers"][0]
         return app["rootfs"]["usedBytes"] >= 8 * MIB and app["logs"]["usedBytes"] >= 2_000_000  # type: ignore[no-any-return]
 
-    async with looking(agent, containerd) as look:
+    async with looking(agent, containerd, from_runtime=from_runtime) as look:
         found = await until(look, "writer", settled, "8 MiB in the layer, 2 MB in the log")
         app = found["containers"][0]
         assert app["rootfs"]["capacityBytes"] > app["rootfs"]["usedBytes"]
         assert found["ephemeral-storage"]["usedBytes"] >= app["rootfs"]["usedBytes"] + app["logs"]["usedBytes"]
 
 
-async def test_network_bytes_grow(agent: BedAgent, containerd: BedContainerd) -> None:
-    async with looking(agent, containerd) as look:
+@BOTH
+async def test_network_bytes_grow(agent: BedAgent, containerd: BedContainerd, from_runtime: bool) -> None:
+    async with looking(agent, containerd, from_runtime=from_runtime) as look:
         before = await look.pod("hog")
         (ip,) = [each.ips[0] for each in look.seen.statuses.values() if each.name == f"hog-{NODE}"]
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:

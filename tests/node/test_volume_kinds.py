@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from pykubelet.api.types import FCVolumeSource, ISCSIVolumeSource, NFSVolumeSource, ResourceRequirements
+from pykubelet.api.types import (
+    FCVolumeSource,
+    FlexVolumeSource,
+    ISCSIVolumeSource,
+    NFSVolumeSource,
+    ResourceRequirements,
+)
 from pykubelet.clients.host.mounts import HostMounts
 from pykubelet.clients.host.port import Counted
 from pykubelet.clients.host.quotas import FIRST_PROJECT, ProjectQuotas, project_of
@@ -46,6 +52,44 @@ async def test_huge_pages(node: VolumeNode) -> None:
         assert figures.f_bsize == 2 * MIB and figures.f_blocks * figures.f_bsize == 4 * MIB
         await manager.wait_unmounted(pod)
         assert not path.exists()
+
+
+DRIVER = """#!/bin/sh
+echo "$1 $2" >> "$0.log"
+case "$1" in
+init) echo '{"status": "Success", "capabilities": {"attach": %s}}' ;;
+%s) mount -t tmpfs -o size=64k flex "$2" && echo "$3$4" > "$2/options" && echo '{"status": "Success"}' ;;
+un%s) umount "$2" && echo '{"status": "Success"}' ;;
+*) echo '{"status": "Not supported"}'; exit 1 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(("attach", "command"), [("false", "mount"), ("true", "mountdevice")])
+async def test_a_driver_of_flex_volumes(node: VolumeNode, tmp_path: Path, attach: str, command: str) -> None:
+    program = tmp_path / "exec" / "example.com~memory" / "memory"
+    program.parent.mkdir(parents=True)
+    program.write_text(DRIVER % (attach, command, command))
+    program.chmod(0o755)
+    node.rules = VolumeRules(wait_seconds=30.0, flex_drivers=tmp_path / "exec")
+    source = FlexVolumeSource(driver="example.com/memory", options={"colour": "green"})
+    pod = pod_with(a_volume("data", flex_volume=source))
+    async with node.running() as manager:
+        await manager.wait_mounted(pod)
+        path = Path(manager.path_of(pod, "data") or "")
+        assert path == node.root / "pods/uid-web/volumes/example.com~memory/data"
+        assert '"colour":"green"' in (path / "options").read_text()
+        (used,) = await manager.usage(pod)
+        assert used.capacity_bytes == 64 << 10
+    # The next life of the agent gives back what the first one mounted.
+    async with node.running() as manager:
+        await manager.wait_mounted(pod)
+        await manager.wait_unmounted(pod)
+    assert not path.exists() and not [e for e in node.mounts.table() if e.mount_point.startswith(f"{node.root}/")]
+    called = [line.split()[0] for line in Path(f"{program}.log").read_text().splitlines()]
+    device = ["waitforattach", "mountdevice"] if attach == "true" else []
+    back = ["unmountdevice"] if attach == "true" else []
+    assert called == ["init", *device, "mount", "init", "unmount", *back]
 
 
 @pytest.mark.parametrize(

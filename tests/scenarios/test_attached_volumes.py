@@ -10,6 +10,8 @@ import msgspec
 from pykubelet.api.types import (
     AttachedVolume,
     AWSElasticBlockStoreVolumeSource,
+    CSIDriver,
+    CSIDriverSpec,
     ObjectMeta,
     ObjectReference,
     PersistentVolume,
@@ -22,6 +24,7 @@ from pykubelet.api.types import (
     Volume,
     VolumeAttachment,
     VolumeAttachmentStatus,
+    VolumeError,
     VolumeMount,
 )
 from pykubelet.kit.tasks import TaskSet
@@ -121,5 +124,35 @@ async def test_a_disk_is_in_use_from_before_it_is_attached_until_it_is_unstaged(
         assert made.in_use() == [UNIQUE]
         await made.node.until(lambda: made.in_use() == [])
         assert made.driver.staged == {}
+    finally:
+        await made.node.kill()
+
+
+async def test_a_pod_whose_disk_finds_the_node_full_is_rejected(tmp_path: Path) -> None:
+    """A controller then makes it anew, and the scheduler knows the node's true limit by now."""
+    made = Attached(tmp_path)
+    api, name = made.node.api, attachment_name("vol-1", EBS, "node1")
+    api.add(CSIDriver(metadata=ObjectMeta(name=EBS), spec=CSIDriverSpec(node_allocatable_update_period_seconds=600)))
+    full = VolumeAttachmentStatus(attached=False, attach_error=VolumeError(message="no slot is left", error_code=8))
+    attachment = api.find(VolumeAttachment, name)
+    assert attachment is not None
+    api.change(msgspec.structs.replace(attachment, status=full))
+    await made.start()
+    try:
+        asked = made.driver.calls.count("info")
+        made.bind()
+        await made.node.until(lambda: made.node.phase() == "Failed", within=200)
+        shown = made.node.shown()
+        assert shown is not None
+        status = shown.status
+        assert status.reason == "VolumeAttachmentLimitExceeded"
+        assert status.message is not None and status.message.startswith(
+            "Pod was rejected: Node has reached its volume attachment limit, rejecting pod. unmounted volumes=[disk]"
+        )
+        assert made.driver.calls.count("info") > asked and made.driver.order() == []
+        await made.node.until(lambda: made.in_use() == [])
+        figures = made.node.node.ctx.metrics.expose()
+        assert 'kubelet_admission_rejections_total{reason="VolumeAttachmentLimitExceeded"} 1' in figures
+        assert "VolumeAttachmentLimitExceeded" in made.node.event_reasons()
     finally:
         await made.node.kill()

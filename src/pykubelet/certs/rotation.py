@@ -204,6 +204,14 @@ LONGEST_WAIT = 3600.0
 """Seconds between looks at the clock, should the machine's time jump."""
 WITHOUT_CERTIFICATE = 300.0
 HOUR, DAY = 3600.0, 86400.0
+METRICS = {
+    "client": (
+        "kubelet_certificate_manager_client_expiration_renew_errors",
+        "kubelet_certificate_manager_client_ttl_seconds",
+    ),
+    "server": ("kubelet_server_expiration_renew_errors", "kubelet_certificate_manager_server_ttl_seconds"),
+}
+"""Upstream's names, which alert rules look for, are not alike."""
 LIVES = (60.0, HOUR, 4 * HOUR, DAY, 7 * DAY, 30 * DAY, 90 * DAY, 180 * DAY, 360 * DAY, 1440 * DAY)
 """Buckets of how long certificates live."""
 
@@ -238,14 +246,9 @@ class CertificateRotation:
         self._last_good = 0.0
         self._refused = False
         """Whether the API server did not know us the last time, which it says to an expired certificate everywhere."""
-        # Upstream's names, which alert rules look for, are not alike.
-        prefix = "kubelet_certificate_manager_client" if role == "client" else "kubelet_server"
-        self._renew_errors = metrics.counter(
-            f"{prefix}_expiration_renew_errors", "Failed attempts to renew the certificate."
-        )
-        ttl = metrics.gauge(
-            f"kubelet_certificate_manager_{role}_ttl_seconds", "Seconds until the certificate ends, +Inf without one."
-        )
+        errors_name, ttl_name = METRICS[role]
+        self._renew_errors = metrics.counter(errors_name, "Failed attempts to renew the certificate.")
+        ttl = metrics.gauge(ttl_name, "Seconds until the certificate ends, +Inf without one.")
         metrics.on_scrape(lambda: ttl.set(math.inf if self._pair is None else math.trunc(self._left())))
         self._lives: Histogram | None = None
         if role == "server":  # upstream does not measure the other

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pykubelet.cli.local_socket import forget_old_socket, local_socket
+from pykubelet.cli.tracing import spans_sent
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.clients.cri.connection import operation_metrics
 from pykubelet.clients.cri.port import CgroupDriver, EventSource
@@ -66,15 +67,7 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
         raise PykubeletError(f"the folders of this node cannot be made: {error}") from error
     forget_old_socket(paths.root)
     metrics = Registry()
-    cri = GrpcCriClient(
-        config.runtime.container_runtime_endpoint,
-        image_endpoint=config.runtime.image_service_endpoint,
-        clock=clock,
-        request_timeout=config.runtime.runtime_request_timeout,
-        observe=operation_metrics(metrics),
-        stream_lists=settings.gates.enabled("CRIListStreaming"),
-    )
-    try:
+    async with spans_sent(settings, clock=clock, metrics=metrics), _runtime(settings, clock, metrics) as cri:
         version = await _connect(cri, config.runtime.container_runtime_endpoint)
         driver = await cgroup_driver(cri, metrics)
         name = settings.node_name(machine.hostname)
@@ -110,6 +103,21 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
                 ),
                 event_source=EventSource(name="runtime", open=cri.container_events),
             )
+
+
+@asynccontextmanager
+async def _runtime(settings: Settings, clock: SystemClock, metrics: Registry) -> AsyncIterator[GrpcCriClient]:
+    runtime = settings.config.runtime
+    cri = GrpcCriClient(
+        runtime.container_runtime_endpoint,
+        image_endpoint=runtime.image_service_endpoint,
+        clock=clock,
+        request_timeout=runtime.runtime_request_timeout,
+        observe=operation_metrics(metrics),
+        stream_lists=settings.gates.enabled("CRIListStreaming"),
+    )
+    try:
+        yield cri
     finally:
         await cri.close()
 

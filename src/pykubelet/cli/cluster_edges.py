@@ -1,7 +1,8 @@
 """The production edges of a cluster node: logging in to the API server, joining first if need be, and its clients.
 
 Three clients of one login: pods and objects, heartbeats without a rate limit, events with a rate of their own, so that
-none of them ever waits for another. They share the connections.
+none of them ever waits for another. Heartbeats have a connection of their own: behind a large list on a slow wire a
+lease would be over before its renewal arrives (bench/heartbeat.json). The others share theirs.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from pykubelet.clients.kube.client import RestKubeClient
 from pykubelet.clients.kube.connections import ServerConnections
 from pykubelet.clients.kube.decoding import UnreadableObjects
 from pykubelet.clients.kube.kubeconfig import Kubeconfig, KubeconfigError, load_kubeconfig, with_rotation
+from pykubelet.clients.kube.port import WatchLists
 from pykubelet.clients.kube.transport import RequestMetrics, Transport, user_agent
 from pykubelet.edges import ClusterEdges
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import gather_all
 from pykubelet.model.runtime_status import RuntimeVersion
 from pykubelet.settings.settings import Settings
 
@@ -53,30 +56,38 @@ async def connected_cluster(
         return
     node, login = settings.config.node, await log_in(settings, clock=clock, node_name=node_name)
     server = ServerConnections(login.config, clock=clock)
+    beats = server.apart()
     unreadable = UnreadableObjects(metrics)
     requests = RequestMetrics(metrics)
     agent = user_agent(settings.kubernetes_version)
+    watch_lists = WatchLists(enabled=settings.gates.enabled("WatchListClient"))
 
-    def client(qps: float, burst: int) -> RestKubeClient:
+    def client(server: ServerConnections, qps: float, burst: int) -> RestKubeClient:
         transport = Transport(server, agent=agent, qps=qps, burst=burst, metrics=requests)
-        return RestKubeClient(transport, unreadable=unreadable)
+        return RestKubeClient(transport, unreadable=unreadable, watch_lists=watch_lists)
+
+    async def renew() -> None:
+        await gather_all(server.renew(), beats.renew())
+
+    async def abandon() -> None:
+        await gather_all(server.abandon(), beats.abandon())
 
     try:
         await server.open()
         yield ClusterEdges(
-            client=client(node.kube_api_qps, node.kube_api_burst),
-            heartbeat=client(NO_LIMIT, 1),
-            events=client(node.event_record_qps, node.event_burst),
+            client=client(server, node.kube_api_qps, node.kube_api_burst),
+            heartbeat=client(beats, NO_LIMIT, 1),
+            events=client(server, node.event_record_qps, node.event_burst),
             network=InterfaceNetwork(),
             storage_size=lambda: filesystem_size(root),
             runtime_version=f"{runtime.name}://{runtime.version}",
-            renew=server.renew,
-            abandon=server.abandon,
+            renew=renew,
+            abandon=abandon,
             renews_certificate=login.renews_certificate,
             locked_out=leave,
         )
     finally:
-        await server.close()
+        await gather_all(server.close(), beats.close())
 
 
 class ClusterLogin(Struct, frozen=True, kw_only=True):

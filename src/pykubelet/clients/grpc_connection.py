@@ -1,31 +1,35 @@
-"""A gRPC connection to a unix socket: the one way to call container runtimes and plugins.
+"""A gRPC connection: the one way to call container runtimes, plugins and a collector of spans.
 
-Covers: channel options, deadlines, answers that cannot be decoded, a channel closed under a call. The channel
-connects with the first call and again after a loss. Each owner says which of its errors a failed call becomes.
-Requests are never logged: they carry secrets.
+Covers: channel options, deadlines, answers that cannot be decoded, a channel closed under a call, a span for each call
+and its context for the other side. The channel connects with the first call and again after a loss. Each owner says
+which of its errors a failed call becomes. Requests are never logged: they carry secrets.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
+
+from pykubelet.kit import tracing
+from pykubelet.kit.tracing import NO_SPAN, Kind, Span, Value
 
 A = TypeVar("A", bound=Message)
 
 Failure = Callable[[str, grpc.StatusCode | None, str], Exception]
 """The error to raise for a call's path, status code and details; without a code the connection was closed."""
 
+UNIX = "unix://"
+STATUS = "rpc.response.status_code"
 UNREADABLE = "its answer cannot be read"
 MAX_RECEIVE_BYTES = 16 * 1024 * 1024
 
 CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
-    ("grpc.default_authority", "localhost"),
     ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 3000),
@@ -33,6 +37,7 @@ CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.min_reconnect_backoff_ms", 5000),
     # A channel of its own: a fresh client must not inherit the back-off of a closed one.
     ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
 )
 
 _STATUS_TASK = "_AioCall._handle_status_once_received"
@@ -42,9 +47,15 @@ _CANCEL_WAIT = 1.0
 class GrpcConnection:
     """Make it inside the running loop; close it there too."""
 
-    def __init__(self, socket: str, failure: Failure) -> None:
+    def __init__(
+        self, target: str, failure: Failure, *, authority: str | None = "localhost", traced: bool = True
+    ) -> None:
+        """`target` as gRPC writes it, see `target_of`. `authority` None: that of the target."""
         self._failure = failure
-        self._channel = grpc.aio.insecure_channel(target_of(socket), options=CHANNEL_OPTIONS)
+        self._target = target
+        self._traced = traced
+        options = [*CHANNEL_OPTIONS, ("grpc.default_authority", authority)] if authority else CHANNEL_OPTIONS
+        self._channel = grpc.aio.insecure_channel(target, options=options)
         self._methods: dict[str, Any] = {}
 
     async def close(self) -> None:
@@ -58,17 +69,38 @@ class GrpcConnection:
             method = self._methods[path] = self._channel.unary_unary(
                 path, request_serializer=type(request).SerializeToString, response_deserializer=_decoder(answer)
             )
-        try:
-            given: A | None = await method(request, timeout=timeout)
-        except grpc.aio.AioRpcError as error:
-            raise self._failure(path, error.code(), error.details() or "") from error
-        except grpc.aio.UsageError as error:
-            raise self._failure(path, None, "") from error
-        except asyncio.CancelledError as error:
-            if _is_cancelled():
-                raise
-            raise self._failure(path, None, "") from error
-        return self._decoded(path, given)
+        with self._span(path, request) as span:
+            try:
+                given: A | None = await method(request, timeout=timeout, metadata=tuple(span.carrier))
+            except grpc.aio.AioRpcError as error:
+                raise self._failed(span, path, error) from error
+            except grpc.aio.UsageError as error:
+                raise self._failure(path, None, "") from error
+            except asyncio.CancelledError as error:
+                if _is_cancelled():
+                    raise
+                raise self._failure(path, None, "") from error
+            if span.recorded and given is not None:
+                span.event("message", _message("RECEIVED", given))
+                span.set({STATUS: "OK"})
+            return self._decoded(path, given)
+
+    def _span(self, path: str, request: Message) -> Span:
+        if not self._traced:
+            return NO_SPAN
+        span = tracing.span(path[1:], Kind.CLIENT)
+        if span.recorded:
+            address = unquote(self._target.removeprefix(UNIX))
+            span.set({"rpc.method": path[1:], "rpc.system.name": "grpc", "server.address": address})
+            span.event("message", _message("SENT", request))
+        return span
+
+    def _failed(self, span: Span, path: str, error: grpc.aio.AioRpcError) -> Exception:
+        details = error.details() or ""
+        if span.recorded:
+            span.set({STATUS: code_name(error.code())})
+            span.fail(details)
+        return self._failure(path, error.code(), details)
 
     async def stream(
         self,
@@ -83,20 +115,25 @@ class GrpcConnection:
         method: Any = self._channel.unary_stream(
             path, request_serializer=type(request).SerializeToString, response_deserializer=_decoder(answer)
         )
+        # Not as a block: it would become the parent of what the reader does between two answers.
+        span = self._span(path, request)
         try:
-            call = method(request, timeout=timeout, metadata=tuple(metadata))
+            call = method(request, timeout=timeout, metadata=(*metadata, *span.carrier))
         except grpc.aio.UsageError as error:
+            span.end()
             raise self._failure(path, None, "") from error
         try:
             async for each in call:
                 yield self._decoded(path, each)
+            span.set({STATUS: "OK"})
         except grpc.aio.AioRpcError as error:
-            raise self._failure(path, error.code(), error.details() or "") from error
+            raise self._failed(span, path, error) from error
         except asyncio.CancelledError as error:
             if _is_cancelled():
                 raise
             raise self._failure(path, None, "") from error
         finally:
+            span.end()
             await _let_go(call)
 
     async def ready(self) -> AsyncGenerator[bool, None]:
@@ -120,7 +157,26 @@ class GrpcConnection:
 
 
 def target_of(socket: str) -> str:
-    return f"unix://{quote(socket)}"
+    return f"{UNIX}{quote(socket)}"
+
+
+def code_name(code: grpc.StatusCode) -> str:
+    """As Go spells it: NotFound for NOT_FOUND."""
+    if code is grpc.StatusCode.OK:
+        return "OK"
+    if code is grpc.StatusCode.CANCELLED:
+        return "Canceled"
+    return code.name.title().replace("_", "")
+
+
+def _message(kind: str, message: Message) -> Mapping[str, Value]:
+    size = message.ByteSize()
+    return {
+        "rpc.message.type": kind,
+        "rpc.message.id": 1,
+        "rpc.message.compressed_size": size,
+        "rpc.message.uncompressed_size": size,
+    }
 
 
 def _decoder(answer: type[A]) -> Callable[[bytes], A | None]:

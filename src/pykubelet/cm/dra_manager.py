@@ -6,13 +6,13 @@ prepared once and unprepared by the last of them; calls about one claim are seri
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from pykubelet.api.types import Pod, ResourceHealth, ResourceResourceClaim, ResourceStatus
 from pykubelet.clients.plugins.port import ClaimedHealth, ClaimRef, DraConnect
+from pykubelet.cm import dra_health
 from pykubelet.cm.dra_claims import (
     FILE,
     ClaimEntry,
@@ -25,6 +25,7 @@ from pykubelet.cm.dra_claims import (
     requests_of,
 )
 from pykubelet.cm.dra_drivers import ClaimObjects, DraDrivers, DraTimes
+from pykubelet.cm.dra_health import DeviceHealthCache
 from pykubelet.context import Context
 from pykubelet.kit.sharing import KeyedLock
 from pykubelet.kit.tasks import gather_all
@@ -39,7 +40,6 @@ from pykubelet.signals import DeviceHealthChanged, DraDriverRegistered
 logger = logging.getLogger(__name__)
 
 FAILED_PREPARE = "FailedPrepareDynamicResources"
-MESSAGE_LIMIT = 1024
 
 
 class DraManager:
@@ -68,15 +68,16 @@ class DraManager:
         )
         self._locks = KeyedLock()
         """By namespace and name of the claim."""
-        self._health: dict[str, dict[tuple[str, str], tuple[ClaimedHealth, float]]] = {}
+        self._health = DeviceHealthCache(root / dra_health.FILE, ctx.clock)
 
     def open(self) -> None:
         self._claims.load()
+        self._health.load()
 
     async def run(self) -> None:
         async with self.drivers.tasks as tasks:
             tasks.spawn(self.drivers.wipe_at_start(), name="old slices")
-            await asyncio.Event().wait()
+            await self._health.run()
 
     def _registered(self) -> None:
         for pod in self._table.pods():
@@ -265,33 +266,18 @@ class DraManager:
                 continue
             devices: dict[str, ResourceHealth] = {}
             for driver, each in entry.devices(request):
-                known = self._known_health(driver, each.pool, each.device)
+                known = self._health.get(driver, each.pool, each.device)
                 shown = each.cdi_ids[0] if each.cdi_ids else f"{driver}/{each.pool}/{each.device}"
                 state = known.health if known is not None else "Unknown"
-                message = known.message[:MESSAGE_LIMIT] if known is not None and self._shows_messages else ""
+                message = known.message if known is not None and self._shows_messages else ""
                 devices.setdefault(shown, ResourceHealth(resource_id=shown, health=state, message=message or None))
             if devices:
                 title = f"claim:{name}/{request}" if request else f"claim:{name}"
                 found.append(ResourceStatus(name=title, resources=list(devices.values())))
         return found
 
-    def _known_health(self, driver: str, pool: str, device: str) -> ClaimedHealth | None:
-        found = self._health.get(driver, {}).get((pool, device))
-        if found is None or self._clock.monotonic() > found[1] + found[0].stale_after:
-            return None
-        return found[0]
-
     def _health_reported(self, driver: str, devices: Sequence[ClaimedHealth] | None) -> None:
-        before = self._health.get(driver, {})
-        now = self._clock.monotonic()
-        if devices is None:
-            self._health.pop(driver, None)
-            changed = set(before)
-        else:
-            fresh = {(each.pool, each.device): (each, now) for each in devices}
-            changed = {key for key, (each, _) in fresh.items() if self._known_health(driver, *key) != each}
-            self._health[driver] = {**before, **fresh}
-        for uid in self._users(driver, changed):
+        for uid in self._users(driver, self._health.report(driver, devices)):
             self._signals.publish(DeviceHealthChanged(uid))
 
     def _users(self, driver: str, devices: set[tuple[str, str]]) -> set[str]:

@@ -227,11 +227,10 @@ def _files(pod: PodItem, disk: DiskSample) -> PodUse:
 
 
 def pod_use(pod: PodSample, volume_bytes: int, volume_inodes: int) -> PodUse:
-    details = [each.group.detail for each in pod.containers]
     others = [folder for folder in (pod.own_logs, pod.etc_hosts) if folder is not None]
     return PodUse(
         memory=_working_set(pod.group),
-        processes=sum(detail.processes or 0 for detail in details if detail is not None),
+        processes=pod.processes or 0,
         containers={
             each.item.name: _container_use(each.layer, each.logs, _working_set(each.group)) for each in pod.containers
         },

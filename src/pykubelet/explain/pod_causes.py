@@ -122,8 +122,12 @@ def _shown(short: Shortage) -> str:
     state=State.FAILED,
     chain=("the pod was not let in and will not run", "{reason}: {message}"),
     next="Nothing: a pod that was not let in is not tried again. Changing its manifest makes a new try.",
-    advice=("change what the message names: node selector, tolerations, host ports, sysctls or security profile",),
-    shown="the reason, such as NodeAffinity or SysctlForbidden",
+    advice=(
+        "change what the message names: node selector, tolerations, host ports, sysctls or security profile",
+        "when the node has reached its volume attachment limit: a controller makes the pod anew, and the scheduler "
+        "knows the new limit by then; a pod without one has to be made again",
+    ),
+    shown="the reason, such as NodeAffinity, SysctlForbidden or VolumeAttachmentLimitExceeded",
     final=True,
 )
 def not_admitted(facts: PodFacts) -> Sequence[Finding]:

@@ -14,7 +14,7 @@ from pykubelet.images.credentials import PullSecrets, RegistryCredentials, Secre
 from pykubelet.images.gc import ImageGc, ImageGcPolicy
 from pykubelet.images.keyring import NodeDockerConfig
 from pykubelet.images.provider import CredentialProvider, HostPrograms, ServiceAccounts
-from pykubelet.images.provider_config import load_providers
+from pykubelet.images.provider_config import config_hash, load_providers
 from pykubelet.images.pull import ImagePuller, PullSettings
 from pykubelet.images.record_files import RecordFiles
 from pykubelet.images.records import Policy, PullRecords, Verification
@@ -69,6 +69,8 @@ def _plugins(ctx: Context, accounts: ServiceAccounts | None) -> list[CredentialP
     bin_dir = Path(settings.flags.image_credential_provider_bin_dir)
     specs = load_providers(Path(config), bin_dir, tokens=settings.gates.enabled(TOKEN_GATE))
     programs, clock, metrics = HostPrograms(), ctx.clock, ctx.metrics
+    info = metrics.gauge("kubelet_credential_provider_config_info", "Which configuration is in force.", ("hash",))
+    info.set(1, config_hash(Path(config)))
     return [
         CredentialProvider(spec, bin_dir=bin_dir, programs=programs, clock=clock, metrics=metrics, accounts=accounts)
         for spec in specs

@@ -22,6 +22,7 @@ from pykubelet.clients.cri.port import CriClient
 from pykubelet.context import Context
 from pykubelet.images.records import PullRecords
 from pykubelet.images.reference import full_name
+from pykubelet.kit import tracing
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.tasks import periodic
 from pykubelet.model.errors import CriError, PykubeletError
@@ -233,6 +234,10 @@ class ImageGc:
 
     async def collect(self) -> int:
         """One pass by age and by thresholds; bytes freed. Raises ImageGcFailed, CriError."""
+        with tracing.span("Images/GarbageCollect"):
+            return await self._collect()
+
+    async def _collect(self) -> int:
         async with self._lock:
             began = await self._detect()
             freed = await self._remove_old(began)

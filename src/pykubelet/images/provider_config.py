@@ -7,6 +7,7 @@ Does not cover: running plugins (provider.py).
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -79,6 +80,15 @@ def load_providers(config: Path, bin_dir: Path, *, tokens: bool = True) -> list[
     if problems:
         raise SettingsError(problems)
     return providers
+
+
+def config_hash(config: Path) -> str:
+    """What upstream's metric shows of the configuration: a digest over the files, each with its length before it."""
+    digest = hashlib.sha256()
+    for file in _files(config):
+        data = file.read_bytes()
+        digest.update(len(data).to_bytes(8, "big") + data)
+    return f"sha256:{digest.hexdigest()}"
 
 
 def _files(config: Path) -> list[Path]:

@@ -29,6 +29,7 @@ from pykubelet.images.credentials import RegistryCredentials
 from pykubelet.images.keyring import Login
 from pykubelet.images.records import Lookup, PullRecords
 from pykubelet.images.reference import DEFAULT_TAG, InvalidReference, Reference, parse, with_default_tag
+from pykubelet.kit import tracing
 from pykubelet.kit.backoff import Backoff, BackoffTable
 from pykubelet.kit.limits import TokenBucket
 from pykubelet.kit.metrics import Registry
@@ -36,7 +37,7 @@ from pykubelet.kit.sharing import SingleFlight
 from pykubelet.kit.tasks import finish
 from pykubelet.model import reasons
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
-from pykubelet.model.pod import readable, uid_of
+from pykubelet.model.pod import pod_attributes, readable, uid_of
 from pykubelet.model.problems import ProblemError, PullFailed
 from pykubelet.model.runtime_status import Image
 from pykubelet.recorder import Step
@@ -283,6 +284,20 @@ class ImagePuller:
 
         Raises ImageError; RuntimeDown passes as it is, for then no image is to blame.
         """
+        with tracing.span("Images/EnsureImageExists") as span:
+            if span.recorded:
+                span.set({"container.image.name": image, **pod_attributes(pod)})
+            return await self._ensure(pod, image, policy, sandbox_config, field_path, runtime_handler)
+
+    async def _ensure(
+        self,
+        pod: Pod,
+        image: str,
+        policy: str | None,
+        sandbox_config: cri_pb2.PodSandboxConfig | None,
+        field_path: str,
+        runtime_handler: str,
+    ) -> str:
         request = self._request(
             _Request(
                 pod=pod,

@@ -17,6 +17,7 @@ from msgspec import Struct, field
 
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.limits import Slots
 from pykubelet.kit.tasks import TaskSet
 
 K = TypeVar("K", bound=Hashable)
@@ -65,15 +66,16 @@ class KeyedTasks(Generic[K]):
         last_retry: float,
         on_error: Callable[[K, Exception, KeyState], float] = lambda key, error, state: state.backoff.next(),
         on_finished: Callable[[K], None] = lambda key: None,
-        at_once: int | None = None,
+        slots: Slots[K] | None = None,
     ) -> None:
+        """`slots`: how many keys run at once, and which of the others is next; without it all of them do."""
         self._name = name
         self._work = work
         self._clock = clock
         self._retries = (first_retry, last_retry)
         self._on_error = on_error
         self._on_finished = on_finished
-        self._slots = asyncio.Semaphore(at_once) if at_once is not None else contextlib.nullcontext()
+        self._slots = slots
         self._states: dict[K, KeyState] = {}
         self._tasks = TaskSet(name)
         self._is_open = False
@@ -146,7 +148,7 @@ class KeyedTasks(Generic[K]):
 
     async def _live(self, key: K, state: KeyState) -> None:
         while True:
-            async with self._slots:
+            async with self._slot(key):
                 # Cleared before the run: what changes from here on must lead to another one.
                 state.woken.clear()
                 state.skips_backoff = False
@@ -157,6 +159,9 @@ class KeyedTasks(Generic[K]):
                 break
         del self._states[key]
         self._on_finished(key)
+
+    def _slot(self, key: K) -> contextlib.AbstractAsyncContextManager[None]:
+        return contextlib.nullcontext() if self._slots is None else self._slots.taken(key)
 
     async def _run(self, key: K, state: KeyState) -> float | None:
         try:

@@ -1,10 +1,11 @@
-"""Bounds on rate and memory: `TokenBucket`, a table that keeps the most recently used (`Recent`), `Once`."""
+"""Bounds on rate, work and memory: `TokenBucket`, `Slots`, a table of the most recently used (`Recent`), `Once`."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import AsyncIterator, Callable, Hashable
+from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
 from pykubelet.kit.clock import Clock
@@ -59,6 +60,50 @@ class TokenBucket:
         if self._filled_at is not None:
             self._tokens = min(float(self._burst), self._tokens + (now - self._filled_at) * self._rate)
         self._filled_at = now
+
+
+class Slots(Generic[K]):
+    """At most `count` keys at once; of those that wait the one of the lowest rank is next, the oldest of equals.
+
+    The rank counts when a slot is free, not when the wait begins.
+    """
+
+    def __init__(self, count: int, rank: Callable[[K], int] = lambda key: 0) -> None:
+        self._free = count
+        self._rank = rank
+        self._waiting: dict[asyncio.Future[None], K] = {}
+
+    @asynccontextmanager
+    async def taken(self, key: K) -> AsyncIterator[None]:
+        """Hold a slot for the length of the block."""
+        if self._free:
+            self._free -= 1
+        else:
+            await self._wait(key)
+        try:
+            yield
+        finally:
+            self._give()
+
+    async def _wait(self, key: K) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[turn] = key
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn not in self._waiting:
+                self._give()  # it was given to us already
+            self._waiting.pop(turn, None)
+            raise
+
+    def _give(self) -> None:
+        left = [turn for turn in self._waiting if not turn.done()]
+        if not left:
+            self._free += 1
+            return
+        turn = min(left, key=lambda each: self._rank(self._waiting[each]))
+        del self._waiting[turn]
+        turn.set_result(None)
 
 
 class Recent(Generic[K, V]):

@@ -19,6 +19,10 @@ def _escape(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
+def render_help(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n")
+
+
 def render_labels(names: Sequence[str], values: Sequence[str], extra: str = "") -> str:
     parts = [f'{name}="{_escape(value)}"' for name, value in zip(names, values, strict=True)]
     if extra:
@@ -46,8 +50,7 @@ class _Base:
         return values
 
     def _head(self) -> list[str]:
-        text = self.help.replace("\\", r"\\").replace("\n", r"\n")
-        return [f"# HELP {self.name} {text}", f"# TYPE {self.name} {self.kind}"]
+        return [f"# HELP {self.name} {render_help(self.help)}", f"# TYPE {self.name} {self.kind}"]
 
 
 class Counter(_Base):

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
+from pykubelet.kit import tracing
 from pykubelet.kit.clock import Clock
 
 logger = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ class TaskSet:
             work.close()
             raise RuntimeError(f"{self.name}: not running, cannot start {name}")
         guarded = work if self._on_error is None else self._guard(work, self._on_error)
-        task = self._group.create_task(guarded, name=name)
+        task = self._group.create_task(guarded, name=name, context=tracing.unrelated())
         self._tasks[task] = work
         task.add_done_callback(self._ended)
         return task

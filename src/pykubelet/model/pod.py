@@ -74,6 +74,16 @@ def readable(pod: Pod) -> str:
     return f"{namespace_of(pod)}/{name_of(pod)}"
 
 
+def pod_attributes(pod: Pod) -> dict[str, str]:
+    """What spans say of a pod, under upstream's names."""
+    return {
+        "k8s.pod.uid": uid_of(pod),
+        "k8s.pod": readable(pod),
+        "k8s.pod.name": name_of(pod),
+        "k8s.namespace.name": namespace_of(pod),
+    }
+
+
 def log_form(pod: Pod) -> str:
     """`<name>_<namespace>(<uid>)`, the form upstream puts into event and status messages."""
     return f"{full_name(pod)}({uid_of(pod)})"

@@ -284,17 +284,19 @@ class StartupTimes:
         self._registered: float | None = None
         self._ready = False
 
-        prefix = "kubelet_node_startup"
-        self._whole = metrics.gauge(f"{prefix}_duration_seconds", "From boot to the new node's first Ready.")
-        self._before = metrics.gauge(f"{prefix}_pre_kubelet_duration_seconds", "From boot to the agent's start.")
+        self._whole = metrics.gauge("kubelet_node_startup_duration_seconds", "From boot to the new node's first Ready.")
+        self._before = metrics.gauge(
+            "kubelet_node_startup_pre_kubelet_duration_seconds", "From boot to the agent's start."
+        )
         self._preparing = metrics.gauge(
-            f"{prefix}_pre_registration_duration_seconds", "From the agent's start to its first try to register."
+            "kubelet_node_startup_pre_registration_duration_seconds",
+            "From the agent's start to its first try to register.",
         )
         self._registering = metrics.gauge(
-            f"{prefix}_registration_duration_seconds", "From the first try to register to the new Node."
+            "kubelet_node_startup_registration_duration_seconds", "From the first try to register to the new Node."
         )
         self._after = metrics.gauge(
-            f"{prefix}_post_registration_duration_seconds", "From the new Node to its first Ready."
+            "kubelet_node_startup_post_registration_duration_seconds", "From the new Node to its first Ready."
         )
 
     def attempted(self) -> None:

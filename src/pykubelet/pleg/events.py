@@ -119,7 +119,12 @@ class EventFeed:
 
 class _Measures:
     def __init__(self, metrics: Registry) -> None:
-        prefix = "kubelet_evented_pleg_connection"
-        self.opened = metrics.counter(f"{prefix}_success_count", "Event streams of the runtime that worked.")
-        self.broken = metrics.counter(f"{prefix}_error_count", "Event streams of the runtime that broke.")
-        self.latency = metrics.histogram(f"{prefix}_latency_seconds", "From an event in the runtime to its arrival.")
+        self.opened = metrics.counter(
+            "kubelet_evented_pleg_connection_success_count", "Event streams of the runtime that worked."
+        )
+        self.broken = metrics.counter(
+            "kubelet_evented_pleg_connection_error_count", "Event streams of the runtime that broke."
+        )
+        self.latency = metrics.histogram(
+            "kubelet_evented_pleg_connection_latency_seconds", "From an event in the runtime to its arrival."
+        )

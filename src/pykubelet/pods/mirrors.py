@@ -18,6 +18,7 @@ from pykubelet.api.types import ObjectMeta, OwnerReference, Pod, PodStatus
 from pykubelet.clients.kube.port import KubeClient
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.keyed import KeyedTasks, KeyState
+from pykubelet.kit.limits import Slots
 from pykubelet.model.errors import ApiAlreadyExists, ApiConflict, ApiDown, ApiError, ApiNotFound
 from pykubelet.model.pod import (
     HASH_ANNOTATION,
@@ -74,7 +75,7 @@ class MirrorPods:
             first_retry=FIRST_RETRY,
             last_retry=LONGEST_RETRY,
             on_error=self._failed,
-            at_once=1,
+            slots=Slots[str](1),
         )
 
     async def reconcile(self, pod: Pod) -> None:

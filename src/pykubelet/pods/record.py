@@ -72,6 +72,8 @@ class PodWorker(Struct):
     """Whether the worker was allowed to begin (static pods of one name run one at a time)."""
     synced: bool = False
     """Whether a sync has begun."""
+    updated: bool = False
+    """Whether its source has changed it since the last sync began."""
     deleted: bool = False
     """Its source deleted it or has it no more. False for a pod that the node ended and its source still shows."""
     evicted: bool = False
@@ -83,7 +85,7 @@ class PodWorker(Struct):
     orphan: Orphan | None = None
     room: Room | None = None
     changes: list[StatusChange] = field(default_factory=list)
-    """What kill requests want to see in the pod's last statuses."""
+    """What those who ended the pod want to see in its last statuses."""
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
     """Completed when no container runs any more."""
     wake: Wakeup = field(default_factory=Wakeup)

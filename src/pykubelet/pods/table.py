@@ -207,8 +207,9 @@ class PodTable:
                 found.append(record.pod)
         return found
 
-    def any_terminating(self) -> bool:
-        return any(worker.state is WorkerState.TERMINATING for worker in self.workers())
+    def any_at_work(self) -> bool:
+        """Whether a pod is being started, changed or ended right now."""
+        return any(w.state is WorkerState.TERMINATING or w.scope is not None for w in self.workers())
 
     def could_have_running_containers(self, uid: str) -> bool:
         worker = self.worker(uid)

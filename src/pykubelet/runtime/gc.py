@@ -24,6 +24,7 @@ from pykubelet.api.types import Pod
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.port import PodFolders
 from pykubelet.context import Context
+from pykubelet.kit import tracing
 from pykubelet.kit.clock import CLOCK_STEP
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.tasks import TaskSet, Wakeup, gather_all
@@ -49,8 +50,11 @@ SOURCES_PAUSE = 0.5
 PRUNE_PAUSE = 1.0
 """Seconds between an end and the removal of older dead ones: the restart comes first."""
 COLLECT_PAUSE = 0.5
-COLLECT_PATIENCE = 20
-"""Pauses for which ended pods wait while others are still being ended."""
+COLLECT_QUIET = 2.0
+"""Seconds without a start or an end after which ended pods are removed. A removal takes the runtime as much as a start,
+and a pod that takes the place of another starts right after it."""
+COLLECT_WITHIN = 20.0
+"""Seconds that ended pods wait for such a time, at most."""
 AT_ONCE = 8
 """Pods whose things are removed at the same time."""
 MINIMUM_GRACE = 2
@@ -136,6 +140,8 @@ class ContainerGc:
         self._pruning: set[tuple[str, str]] = set()
         self._ended: set[str] = set()
         self._due = Wakeup()
+        self._last_change = -COLLECT_QUIET
+        """When a container was last started or a pod finished, by the monotonic clock."""
         self._log_lock = asyncio.Lock()
         """Held while log folders are removed: two removals of one folder would report each other."""
 
@@ -168,7 +174,12 @@ class ContainerGc:
     def collect_pod_soon(self, uid: str) -> None:
         """Remove everything of a pod that is gone for good, without waiting for the next pass."""
         self._ended.add(uid)
+        self.runtime_used()
         self._due.set()
+
+    def runtime_used(self) -> None:
+        """A pod was started or ended: others may follow, and removals wait for them."""
+        self._last_change = self._clock.monotonic()
 
     async def collect(self, *, evict_ended: bool = False) -> None:
         """One pass over the node; raises PykubeletError when something could not be removed.
@@ -176,17 +187,20 @@ class ContainerGc:
         `evict_ended`: pods that have ended lose everything too, although they are still wanted as objects;
         for a disk that is full.
         """
-        is_gone = self._gone_question(evict_ended=evict_ended)
-        sandboxes, containers = await self._cri.list_pod_sandboxes(), await self._cri.list_containers()
-        failures = await self._remove(sandboxes, containers, is_gone)
-        if self._sources_ready():
-            failures += await self._remove_log_folders()
-        failures += await self._remove_dead_links(containers)
-        if failures:
-            raise PykubeletError("; ".join(dict.fromkeys(failures)))
+        with tracing.span("Containers/GarbageCollect"):
+            is_gone = self._gone_question(evict_ended=evict_ended)
+            sandboxes, containers = await self._cri.list_pod_sandboxes(), await self._cri.list_containers()
+            failures = await self._remove(sandboxes, containers, is_gone)
+            if self._sources_ready():
+                failures += await self._remove_log_folders()
+            failures += await self._remove_dead_links(containers)
+            if failures:
+                raise PykubeletError("; ".join(dict.fromkeys(failures)))
 
     async def prune(self, uid: str, container: str) -> None:
         """Remove the older dead containers of that name now; all names when it is empty."""
+        if uid in self._ended:
+            return  # all of it is removed soon
         observed = self._table.runtime_status(uid)
         gone = self._sources_ready() and self._table.should_remove_content(uid)
         keep = self._policy.max_per_container
@@ -228,19 +242,20 @@ class ContainerGc:
         await self.prune(*key)
 
     async def _run_collections(self) -> None:
-        """Pods that ended, many at a time, once the runtime is not busy ending others: removal can wait."""
+        """Remove pods that ended, once the runtime is not busy with others: removal can wait."""
         while True:
             await self._due.wait()
-            await self._clock.sleep(COLLECT_PAUSE)
-            for _ in range(COLLECT_PATIENCE):
-                if not self._table.any_terminating():
-                    break
+            deadline = self._clock.monotonic() + COLLECT_WITHIN
+            while self._is_busy() and self._clock.monotonic() < deadline:
                 await self._clock.sleep(COLLECT_PAUSE)
             ended, self._ended = self._ended, set()
             try:
                 await self._collect_pods(ended)
             except (PykubeletError, OSError) as error:
                 self._task_failed(error)
+
+    def _is_busy(self) -> bool:
+        return self._table.any_at_work() or self._clock.monotonic() - self._last_change < COLLECT_QUIET
 
     async def _collect_pods(self, uids: set[str]) -> None:
         is_gone = self._gone_question(evict_ended=False)
@@ -249,7 +264,8 @@ class ContainerGc:
             return
         sandboxes = [s for s in await self._cri.list_pod_sandboxes() if s.pod_uid in gone]
         containers = [c for c in await self._cri.list_containers() if c.pod_uid in gone]
-        failures = await self._remove(sandboxes, containers, is_gone)
+        # One after the other: they are in no hurry, and a start that comes meanwhile is.
+        failures = await self._remove(sandboxes, containers, is_gone, at_once=1)
         failures += await self._remove_log_folders(gone)
         if failures:
             raise PykubeletError("; ".join(dict.fromkeys(failures)))
@@ -261,13 +277,15 @@ class ContainerGc:
         sandboxes: Sequence[SandboxRecord],
         containers: Sequence[ContainerRecord],
         is_gone: Callable[[str], bool],
+        *,
+        at_once: int = AT_ONCE,
     ) -> list[str]:
         """Remove what the plans choose, pod by pod; the texts of what failed."""
         dead = plan_containers(containers, now_ns=self._clock.now_ns(), policy=self._policy, is_gone=is_gone)
         chosen = {c.id for c in dead}
         left = [c for c in containers if c.id not in chosen]
         boxes = plan_sandboxes(sandboxes, left, is_gone=is_gone)
-        limit = asyncio.Semaphore(AT_ONCE)
+        limit = asyncio.Semaphore(at_once)
         work = []
         for uid in dict.fromkeys([c.pod_uid for c in dead] + [s.pod_uid for s in boxes]):
             own = [c for c in dead if c.pod_uid == uid], [s for s in boxes if s.pod_uid == uid]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from pykubelet.server.auth import Authenticator, Authorizer, PeerCertificate, Us
 from pykubelet.server.introspection import PING, HealthRoutes
 from pykubelet.server.listeners import Address, Limits, Listener, LocalAddress, TcpAddress
 from pykubelet.server.metrics import RequestMetrics, method_label, path_label
+from pykubelet.server.request_spans import note_reply, request_span
 from pykubelet.server.requests import Admit, Match, Refused, Reply, Request, Response, Route, Router, Upgrade
 from pykubelet.server.routes import Handlers, Offers, health_routes, main_routes, read_only_routes
 from pykubelet.server.tls import TlsFiles
@@ -58,16 +60,23 @@ class App:
         self._metrics = metrics
         self._server_type = server_type
         self._clock = clock
+        self._scheme = "http" if gate is None else "https"
+        self._trusted = gate is not None or server_type == LOCAL
+        """Whether callers may decide that a trace goes on here."""
         self._heads = frozenset(_heads(router))
 
-    async def handle(self, request: Request, certificate: PeerCertificate | None, admit: Admit) -> Reply:
+    async def handle(
+        self, request: Request, certificate: PeerCertificate | None, admit: Admit, until_sent: ExitStack
+    ) -> Reply:
+        """`until_sent` is left when the reply has been sent."""
         match = self.router.find(request.method, request.path)
         long_running = "true" if match.route is not None and match.route.long_running else "false"
         labels = (long_running, method_label(request.method), path_label(request.path, self._heads), self._server_type)
         begun = self._clock.monotonic()
         self._metrics.begin(labels)
         try:
-            reply = await self._respond(request, certificate, match, admit)
+            reply = await self._respond(request, certificate, match, admit, until_sent)
+            note_reply(reply)
             if isinstance(reply, Upgrade) and request.header("upgrade").lower() == "websocket":
                 self._metrics.websocket(labels[2])
             return reply
@@ -75,7 +84,12 @@ class App:
             self._metrics.end(labels, self._clock.monotonic() - begun)
 
     async def _respond(
-        self, request: Request, certificate: PeerCertificate | None, match: Match, admit: Admit
+        self,
+        request: Request,
+        certificate: PeerCertificate | None,
+        match: Match,
+        admit: Admit,
+        until_sent: ExitStack,
     ) -> Reply:
         try:
             if self._gate is not None:
@@ -83,6 +97,8 @@ class App:
                 await self._gate.authorizer.check(user, request.method, match.access)
                 _note(request, user)
                 admit(_tenant(match, user))
+            if self._server_type != HEALTH:
+                until_sent.enter_context(request_span(request, match, scheme=self._scheme, trusted=self._trusted))
             if match.route is None:
                 return NOT_FOUND if match.status == 404 else WRONG_METHOD
             return await match.route.handler(replace(request, params=match.params or {}))

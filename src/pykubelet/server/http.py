@@ -11,7 +11,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast, overload
 from urllib.parse import parse_qsl, unquote
@@ -272,13 +272,14 @@ class HttpServer(web.Server):
         self._begin(connection, incoming)
         try:
             request = _request(incoming, connection.address)
-            reply = await self._app.handle(request, connection.certificate, admit)
-            if connection.pending is not None and isinstance(reply, Response) and reply.status == 401:
-                connection.refusals += 1
-                if connection.refusals > 1:
-                    await self._clock.sleep(PAUSE_AFTER_REFUSALS)
-            connection.upgraded = isinstance(reply, Upgrade)
-            return await self._send(incoming, request, reply)
+            with ExitStack() as until_sent:
+                reply = await self._app.handle(request, connection.certificate, admit, until_sent)
+                if connection.pending is not None and isinstance(reply, Response) and reply.status == 401:
+                    connection.refusals += 1
+                    if connection.refusals > 1:
+                        await self._clock.sleep(PAUSE_AFTER_REFUSALS)
+                connection.upgraded = isinstance(reply, Upgrade)
+                return await self._send(incoming, request, reply)
         except Refused as refusal:
             return _refusal(refusal)
         finally:

@@ -178,16 +178,30 @@ class PodResourcesServer:
         return self._resources.allocatable()
 
 
+REQUESTS = {
+    "list": "kubelet_pod_resources_endpoint_requests_list",
+    "get": "kubelet_pod_resources_endpoint_requests_get",
+    "get_allocatable": "kubelet_pod_resources_endpoint_requests_get_allocatable",
+}
+ERRORS = {
+    "list": "kubelet_pod_resources_endpoint_errors_list",
+    "get": "kubelet_pod_resources_endpoint_errors_get",
+    "get_allocatable": "kubelet_pod_resources_endpoint_errors_get_allocatable",
+}
+
+
 class _Calls:
     """Upstream's counters of this endpoint."""
 
     def __init__(self, metrics: Registry) -> None:
         labels = ("server_api_version",)
-        prefix = "kubelet_pod_resources_endpoint"
-        self._all = metrics.counter(f"{prefix}_requests_total", "Calls of the podresources service", labels)
-        names = ("list", "get", "get_allocatable")
-        self._each = {n: metrics.counter(f"{prefix}_requests_{n}", f"Calls of its {n}", labels) for n in names}
-        self._failed = {n: metrics.counter(f"{prefix}_errors_{n}", f"Failed calls of its {n}", labels) for n in names}
+        self._all = metrics.counter(
+            "kubelet_pod_resources_endpoint_requests_total", "Calls of the podresources service", labels
+        )
+        self._each = {kind: metrics.counter(name, f"Calls of its {kind}", labels) for kind, name in REQUESTS.items()}
+        self._failed = {
+            kind: metrics.counter(name, f"Failed calls of its {kind}", labels) for kind, name in ERRORS.items()
+        }
 
     def count(self, kind: str, version: str) -> None:
         self._all.inc(version)

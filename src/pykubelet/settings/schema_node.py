@@ -308,14 +308,14 @@ class TracingSettings:
         "endpoint",
         STRING,
         None,
-        "host:port of the collector; absent: localhost:4317.",
+        "Where the collector takes OTLP over gRPC, without TLS: host:port, unix:///path; absent: localhost:4317.",
         optional=True,
     )
     sampling_rate_per_million: int | None = setting(
         "samplingRatePerMillion",
         INT32,
         None,
-        "Samples for each million spans; absent: 0.",
+        "Traces of each million that are sent; absent or 0: only those that an authorized caller has begun.",
         optional=True,
     )
 

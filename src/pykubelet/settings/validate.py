@@ -337,6 +337,9 @@ def _check_logging(checks: Checks) -> None:
             checks.needs_gate(f"logging.options.{name}.infoBufferSize", "LoggingAlphaOptions")
 
 
+TRACING_SCHEMES = ("dns", "unix", "unix-abstract")
+
+
 def _check_process(checks: Checks) -> None:
     process = checks.config.process
     if process.tracing is not None:
@@ -345,6 +348,9 @@ def _check_process(checks: Checks) -> None:
             checks.fault("tracing.samplingRatePerMillion", f"{rate} must be between 0 and 1000000")
         if endpoint is not None and not endpoint:
             checks.fault("tracing.endpoint", "must not be empty")
+        scheme = endpoint.partition("://")[0] if endpoint and "://" in endpoint else "dns"
+        if scheme not in TRACING_SCHEMES:
+            checks.fault("tracing.endpoint", f"unsupported scheme {scheme!r}; host:port, dns, unix or unix-abstract")
     major, minor = KUBERNETES_VERSION.removeprefix("v").split(".")[:2]
     previous = f"{major}.{int(minor) - 1}"
     if process.show_hidden_metrics_for_version not in ("", previous):

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 LEFTOVER = "a leftover of the statistics library inside the Go kubelet"
-NO_SPANS = "this agent sends no spans yet"
 WINDOWS = "it belongs to Windows nodes"
 
 LEFTOVER_FLAGS = (
@@ -22,15 +21,11 @@ LEFTOVER_FLAGS = (
 )
 
 FIELDS: Mapping[str, str] = {
-    "contentType": "requests and answers are JSON",
+    "contentType": "requests and answers are JSON, which is quicker here (docs/decisions/011-json.md)",
     "hairpinMode": "with CRI the network plugin decides",
     "iptablesDropBit": "the Go kubelet does not use it either",
     "iptablesMasqueradeBit": "the Go kubelet does not use it either",
     "kernelMemcgNotification": "the kernel's notices of short memory are always used",
-    "showHiddenMetricsForVersion": "no metric of a kubelet of this release is hidden",
-    "tracing.endpoint": NO_SPANS,
-    "tracing.samplingRatePerMillion": NO_SPANS,
-    "volumePluginDir": "a pod with a flexVolume is refused",
 }
 """By wire path."""
 
@@ -46,11 +41,9 @@ GATES: Mapping[str, str] = {
     "KubeletInUserNamespace": "what a user namespace forbids is a warning on every host",
     "KubeletSeparateDiskGC": "images and writable layers on different disks are always distinguished",
     "PLEGOnDemandRelist": "a pod is looked at whenever its sync needs it",
-    "PodAndContainerStatsFromCRI": "figures are read from cgroups",
     "RuntimeClassInImageCriApi": "an image counts once, whatever runtime handlers it was pulled for",
     "TopologyManagerPolicyAlphaOptions": "no option of the topology manager is alpha in this release",
     "TopologyManagerPolicyBetaOptions": "no option of the topology manager is beta in this release",
-    "WatchListClient": "objects are listed, then watched",
     "WindowsCPUAndMemoryAffinity": WINDOWS,
     "WindowsGracefulNodeShutdown": WINDOWS,
 }

@@ -11,7 +11,9 @@ from pykubelet.kit.tasks import Services
 from pykubelet.model.pod_resources import limits_disk
 from pykubelet.model.reasons import WARNING
 from pykubelet.pods.table import PodTable
+from pykubelet.stats.cadvisor import machine_lines
 from pykubelet.stats.provider import StatsProvider, StatsSettings
+from pykubelet.stats.runtime_metrics import RuntimeMetrics
 from pykubelet.stats.snapshot import CgroupNames
 from pykubelet.stats.source import NodeStatsSource
 from pykubelet.stats.volumes import VolumeStatsCalculator
@@ -43,7 +45,9 @@ def build(ctx: Context, edges: Edges, spec: NodeSpec, table: PodTable, volumes: 
         paths=edges.paths,
         clock=ctx.clock,
         settings=StatsSettings(
-            cgroups=cgroups, system_cgroups={name: cgroup for name, cgroup in system.items() if cgroup}
+            cgroups=cgroups,
+            system_cgroups={name: cgroup for name, cgroup in system.items() if cgroup},
+            from_runtime=ctx.settings.gates.enabled("PodAndContainerStatsFromCRI"),
         ),
     )
     measured = VolumeStatsCalculator(
@@ -62,14 +66,20 @@ def build(ctx: Context, edges: Edges, spec: NodeSpec, table: PodTable, volumes: 
 
 def shown(ctx: Context, edges: Edges, serve: ServeEdges, stats: Stats) -> NodeStatsSource:
     """Return what the server shows of them; adds metrics about stats to the registry."""
+    cores, sockets = serve.node_stats.cpu_layout()
     source = NodeStatsSource(
         provider=stats.provider,
         volumes=stats.volumes,
         machine=edges.machine,
+        machine_text=machine_lines(
+            edges.machine, physical_cores=cores, sockets=sockets, version=ctx.settings.kubernetes_version
+        ),
         node_name=ctx.node_name,
-        version=ctx.settings.kubernetes_version,
-        cpu_layout=serve.node_stats.cpu_layout(),
         disk_names=serve.node_stats.device_name,
+        runtime_metrics=(
+            RuntimeMetrics(edges.cri) if ctx.settings.gates.enabled("PodAndContainerStatsFromCRI") else None
+        ),
+        shows_hidden=bool(ctx.settings.config.process.show_hidden_metrics_for_version),
     )
     source.add_instruments(ctx.metrics, cgroup_version=serve.cgroup_stats.version)
     return source

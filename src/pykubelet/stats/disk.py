@@ -149,7 +149,7 @@ def layer_of(usage: cri_pb2.FilesystemUsage) -> WritableLayer:
     )
 
 
-def usage_of(stats: cri_pb2.ContainerStats) -> CgroupUsage | None:
+def usage_of(stats: cri_pb2.ContainerStats | cri_pb2.LinuxPodSandboxStats) -> CgroupUsage | None:
     if not stats.HasField("cpu"):
         return None
     memory = None
@@ -159,7 +159,16 @@ def usage_of(stats: cri_pb2.ContainerStats) -> CgroupUsage | None:
             usage=stats.memory.usage_bytes.value or working_set,
             working_set=working_set,
             rss=stats.memory.rss_bytes.value,
+            swap=_swap_of(stats),
             faults=stats.memory.page_faults.value,
             major_faults=stats.memory.major_page_faults.value,
         )
     return CgroupUsage(time_ns=stats.cpu.timestamp, cpu_ns=stats.cpu.usage_core_nano_seconds.value, memory=memory)
+
+
+def _swap_of(stats: cri_pb2.ContainerStats | cri_pb2.LinuxPodSandboxStats) -> int | None:
+    """Of a container, or of all containers of a pod: the runtime has no such figure for a pod."""
+    if isinstance(stats, cri_pb2.ContainerStats):
+        return stats.swap.swap_usage_bytes.value if stats.HasField("swap") else None
+    known = [used for each in stats.containers if (used := _swap_of(each)) is not None]
+    return sum(known) if known else None

@@ -19,19 +19,19 @@ from pykubelet.clients.cri.port import CriClient
 from pykubelet.edges import GuardEdges
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import finish, gather_all
-from pykubelet.model.errors import CriError
+from pykubelet.model.errors import CriError, Unimplemented
 from pykubelet.model.stats import (
     CgroupBounds,
     CgroupDetail,
     CgroupUsage,
     DiskCounters,
-    MemoryUsage,
     NetworkCounters,
     ProcessCounts,
     TaskCounts,
 )
 from pykubelet.pods.table import PodTable
 from pykubelet.stats.disk import READ_WITHIN, DiskReader, DiskSample, Run, StatPaths, read_host
+from pykubelet.stats.runtime_stats import sample_of
 from pykubelet.stats.snapshot import (
     CgroupNames,
     ContainerSample,
@@ -41,8 +41,10 @@ from pykubelet.stats.snapshot import (
     PodSample,
     Snapshot,
     pod_groups,
+    sum_of,
     take_inventory,
 )
+from pykubelet.wire import cri_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +66,8 @@ class StatsSettings(Struct, frozen=True, kw_only=True):
     disks_every: float = 10.0
     bounds_every: float = 30.0
     processes_every: float = 60.0
+    from_runtime: bool = False
+    """Gate PodAndContainerStatsFromCRI: pods are measured by the runtime, cgroups are read for the node alone."""
 
 
 class _Reading(Struct, kw_only=True):
@@ -115,6 +119,8 @@ class StatsProvider:
         self._has_unlocated = False
         """Some running container has no known cgroup: its stats come from the runtime."""
         self._load = (0.0, 0)
+        self._runtime_cannot = False
+        """The runtime does not measure pods, and that was logged."""
         self._last: dict[bool, tuple[float, Snapshot]] = {}
 
     @property
@@ -140,7 +146,8 @@ class StatsProvider:
         settings = self._settings
         groups = pod_groups(self._table.pods(), settings.cgroups)
         inventory = take_inventory(self._table, groups, self._sandbox_images)
-        if full and await self._learn_images(inventory):
+        measured = await self._measured() if settings.from_runtime else None
+        if full and measured is None and await self._learn_images(inventory):
             inventory = take_inventory(self._table, groups, self._sandbox_images)
         if (full or self._has_unlocated) and self._is_due("disks", settings.disks_every):
             try:
@@ -154,10 +161,22 @@ class StatsProvider:
         bounds_due = self._is_due("bounds", settings.bounds_every)
         processes_due = full and self._is_due("processes", settings.processes_every)
         # To its end even when the caller is cancelled: the thread works on this object's state.
-        reading = await finish(self._reading(inventory, full, bounds_due, processes_due), within=READ_WITHIN)
-        snapshot = self._assemble(inventory, reading, full)
+        looked_at = inventory if measured is None else ()
+        reading = await finish(self._reading(looked_at, full, bounds_due, processes_due), within=READ_WITHIN)
+        snapshot = self._assemble(inventory, reading, full, measured)
         self._last[full] = (started, snapshot)
         return snapshot
+
+    async def _measured(self) -> Mapping[str, cri_pb2.PodSandboxStats] | None:
+        """The runtime's figures by sandbox; None from one that has no such call, whose pods' cgroups are read."""
+        try:
+            found = await self._cri.list_pod_sandbox_stats()
+        except Unimplemented as error:
+            if not self._runtime_cannot:
+                logger.warning("the runtime does not measure pods, cgroups are read", extra={"error": str(error)})
+            self._runtime_cannot = True
+            return None
+        return {each.attributes.id: each for each in found}
 
     async def _learn_images(self, inventory: Sequence[PodItem]) -> bool:
         """Read the images of new sandboxes; return whether there were any. What fails is tried at the next reading."""
@@ -280,7 +299,13 @@ class StatsProvider:
 
     # --- back on the loop -------------------------------------------------------------------------------------
 
-    def _assemble(self, inventory: Sequence[PodItem], reading: _Reading, full: bool) -> Snapshot:
+    def _assemble(
+        self,
+        inventory: Sequence[PodItem],
+        reading: _Reading,
+        full: bool,
+        measured: Mapping[str, cri_pb2.PodSandboxStats] | None,
+    ) -> Snapshot:
         settings = self._settings
         system = {name: self._group(path, reading) for name, path in settings.system_cgroups.items()}
         system["pods"] = self._group(settings.cgroups.pods(), reading)
@@ -298,8 +323,16 @@ class StatsProvider:
             container_fs=self._disk.container_fs,
             filesystems=self._disk.filesystems,
         )
-        pods = tuple(self._pod(item, reading) for item in inventory)
-        self._rates.keep(reading.usages.keys() | {each.id for pod in inventory for each in pod.containers})
+        if measured is None:
+            pods = tuple(self._pod(item, reading) for item in inventory)
+        else:
+            pods = tuple(
+                sample_of(item, stats, self._disk, self._rates.update)
+                for item in inventory
+                if (stats := measured.get(item.sandbox_id)) is not None
+            )
+        known = {each.id for pod in inventory for each in pod.containers} | {pod.sandbox_id for pod in inventory}
+        self._rates.keep(reading.usages.keys() | known)
         return Snapshot(time_ns=self._clock.now_ns(), full=full, node=node, pods=pods)
 
     def _group(self, path: str, reading: _Reading) -> Group:
@@ -354,33 +387,6 @@ class StatsProvider:
             keep = math.exp(-max(0, tasks.time_ns - at) / 10e9)
             self._load = (value * keep + tasks.running * (1 - keep), tasks.time_ns)
         return self._load[0]
-
-
-def sum_of(containers: Sequence[ContainerSample], path: str) -> Group:
-    """Add up the usage of a pod's containers, for a pod without a cgroup of its own."""
-    usages = [each.group.usage for each in containers if each.group.usage is not None]
-    if not usages:
-        return Group(path=path)
-    rates = [each.group.rate for each in containers if each.group.rate is not None]
-    usage = CgroupUsage(
-        time_ns=max(each.time_ns for each in usages),
-        cpu_ns=sum(each.cpu_ns or 0 for each in usages),
-        memory=_sum_memory([each.memory for each in usages if each.memory is not None]),
-    )
-    return Group(path=path, usage=usage, rate=sum(rates) if rates else None)
-
-
-def _sum_memory(memories: Sequence[MemoryUsage]) -> MemoryUsage | None:
-    if not memories:
-        return None
-    return MemoryUsage(
-        usage=sum(each.usage for each in memories),
-        working_set=sum(each.working_set for each in memories),
-        rss=sum(each.rss for each in memories),
-        swap=sum(each.swap or 0 for each in memories),
-        faults=sum(each.faults for each in memories),
-        major_faults=sum(each.major_faults for each in memories),
-    )
 
 
 class CpuRates:

@@ -7,7 +7,7 @@ host's network are left out: they would be the machine's, once more for every su
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
@@ -25,6 +25,7 @@ from pykubelet.model.stats import (
     FolderUsage,
     FsUsage,
     Measurement,
+    MemoryUsage,
     NetworkCounters,
     ProcessCounts,
     TaskCounts,
@@ -153,6 +154,16 @@ class PodSample(Measurement, frozen=True, kw_only=True):
     own_logs: FolderUsage | None = None
     """Files beside the containers' log folders."""
     etc_hosts: FolderUsage | None = None
+    counted: int | None = None
+    """Processes, as the runtime counts them for the whole pod; None where its containers were looked at."""
+
+    @property
+    def processes(self) -> int | None:
+        if self.counted is not None:
+            return self.counted
+        details = [each.group.detail for each in self.containers if each.group.detail is not None]
+        counts = [detail.processes for detail in details if detail.processes is not None]
+        return sum(counts) if counts else None
 
 
 class RuntimeFs(Measurement, frozen=True, kw_only=True):
@@ -189,3 +200,30 @@ class Snapshot(Measurement, frozen=True, kw_only=True):
     """False: CPU and memory only."""
     node: NodeSample
     pods: tuple[PodSample, ...]
+
+
+def sum_of(containers: Sequence[ContainerSample], path: str) -> Group:
+    """Add up the usage of a pod's containers, for a pod without a cgroup of its own."""
+    usages = [each.group.usage for each in containers if each.group.usage is not None]
+    if not usages:
+        return Group(path=path)
+    rates = [each.group.rate for each in containers if each.group.rate is not None]
+    usage = CgroupUsage(
+        time_ns=max(each.time_ns for each in usages),
+        cpu_ns=sum(each.cpu_ns or 0 for each in usages),
+        memory=_sum_memory([each.memory for each in usages if each.memory is not None]),
+    )
+    return Group(path=path, usage=usage, rate=sum(rates) if rates else None)
+
+
+def _sum_memory(memories: Sequence[MemoryUsage]) -> MemoryUsage | None:
+    if not memories:
+        return None
+    return MemoryUsage(
+        usage=sum(each.usage for each in memories),
+        working_set=sum(each.working_set for each in memories),
+        rss=sum(each.rss for each in memories),
+        swap=sum(each.swap or 0 for each in memories),
+        faults=sum(each.faults for each in memories),
+        major_faults=sum(each.major_faults for each in memories),
+    )

@@ -12,8 +12,9 @@ import msgspec
 
 from pykubelet.clients.host.port import Machine
 from pykubelet.kit.metrics import Registry, render_labels
-from pykubelet.stats.cadvisor import DiskNames, machine_lines, render_cadvisor
+from pykubelet.stats.cadvisor import DiskNames, render_cadvisor
 from pykubelet.stats.provider import StatsProvider
+from pykubelet.stats.runtime_metrics import RuntimeMetrics
 from pykubelet.stats.snapshot import Group, PodSample, Snapshot
 from pykubelet.stats.summary import Summary, summarize
 from pykubelet.stats.volumes import PodVolumeStats, VolumeStatsCalculator
@@ -35,20 +36,22 @@ class NodeStatsSource:
         provider: StatsProvider,
         volumes: VolumeStatsCalculator,
         machine: Machine,
+        machine_text: str,
         node_name: str,
-        version: str,
-        cpu_layout: tuple[int, int],
         disk_names: DiskNames,
+        runtime_metrics: RuntimeMetrics | None = None,
+        shows_hidden: bool = False,
     ) -> None:
-        """`cpu_layout`: physical cores and sockets."""
+        """`machine_text`: what /metrics/cadvisor says about the machine. With `runtime_metrics` the runtime measures
+        pods, not we. `shows_hidden`: metrics that are deprecated for long, too."""
+        self._runtime_metrics = runtime_metrics
+        self._shows_hidden = shows_hidden
         self._provider = provider
         self._volumes = volumes
         self._machine = machine
         self._node_name = node_name
         self._disk_names = disk_names
-        self._machine_text = machine_lines(
-            machine, physical_cores=cpu_layout[0], sockets=cpu_layout[1], version=version
-        )
+        self._machine_text = machine_text
         self._encoder = msgspec.json.Encoder()
 
     async def summary_value(self, *, only_cpu_and_memory: bool) -> Summary:
@@ -67,6 +70,8 @@ class NodeStatsSource:
 
     async def cadvisor(self) -> str:
         """Return the text of /metrics/cadvisor; it shows when disk stats are old because the runtime did not answer."""
+        if self._runtime_metrics is not None:
+            return f"{await self._runtime_metrics.text()}{self._machine_text}\n"
         snapshot = await self._provider.snapshot(full=True, stale_disk=True)
         return render_cadvisor(
             snapshot,
@@ -77,13 +82,14 @@ class NodeStatsSource:
 
     async def resource(self) -> str:
         snapshot = await self._provider.snapshot(full=False)
-        return render_resource(snapshot if snapshot.node.root.usage is not None else None)
+        return render_resource(snapshot if snapshot.node.root.usage is not None else None, hidden=self._shows_hidden)
 
     def _pod_volumes(self) -> Mapping[str, PodVolumeStats]:
         return self._volumes.all()
 
     def add_instruments(self, registry: Registry, *, cgroup_version: int) -> None:
-        registry.gauge("kubelet_metrics_provider", "Where container figures come from", ("provider",)).set(1, "cri")
+        provider = "cri" if self._runtime_metrics is not None else "cadvisor"
+        registry.gauge("kubelet_metrics_provider", "Where container figures come from", ("provider",)).set(1, provider)
         registry.gauge("kubelet_cgroup_version", "Version of cgroups on this host").set(cgroup_version)
         registry.on_scrape(self._volume_gauges(registry))
         registry.on_scrape(self._log_gauge(registry))
@@ -142,12 +148,15 @@ FAMILIES = (
     ("pod_memory_working_set_bytes", "gauge", "Memory of the pod that cannot be dropped, in bytes"),
     ("pod_swap_usage_bytes", "gauge", "Swap the pod uses, in bytes"),
     ("resource_scrape_error", "gauge", "1 if the figures could not be had, else 0"),
+    ("scrape_error", "gauge", "(Deprecated since 1.29.0) 1 if the figures could not be had, else 0"),
 )
 
 
-def render_resource(snapshot: Snapshot | None) -> str:
-    """Without a snapshot only the scrape error is shown."""
+def render_resource(snapshot: Snapshot | None, *, hidden: bool = False) -> str:
+    """Without a snapshot only the scrape error is shown; `hidden`: also by the name it had before 1.29."""
     lines: dict[str, list[str]] = {name: [] for name, _, _ in FAMILIES}
+    if hidden:
+        lines["scrape_error"].append(f"scrape_error {0 if snapshot is not None else 1}")
     lines["resource_scrape_error"].append(f"resource_scrape_error {0 if snapshot is not None else 1}")
     if snapshot is not None:
         _group(lines, "node", snapshot.node.root, "")

@@ -239,9 +239,8 @@ def _pod(pod: PodSample, volumes: PodVolumeStats | None, node: NodeSample, full:
         stats.volume = [_volume(each, volumes.time_ns, item) for each in volumes.volumes]
     if node.fs is not None:
         stats.ephemeral_storage = ephemeral_storage(pod, volumes, node.fs)
-    counts = [each.group.detail.processes for each in pod.containers if each.group.detail is not None]
-    if counts:
-        stats.process_stats = ProcessStats(process_count=sum(count or 0 for count in counts))
+    if pod.processes is not None:
+        stats.process_stats = ProcessStats(process_count=pod.processes)
     return stats
 
 

@@ -8,6 +8,7 @@ would run. All functions return new values; none changes what it was given.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
@@ -26,10 +27,11 @@ from pykubelet.api.types import (
 from pykubelet.kit.clock import utc
 from pykubelet.model.lifecycle import could_restart_all
 from pykubelet.model.pod import ProbeKey, ProbeKind, is_sidecar, is_static, is_terminal_phase, restarts_on_exit
-from pykubelet.model.reasons import CONTAINERS_READY, POD_READY
+from pykubelet.model.reasons import CONTAINER_CREATING, CONTAINERS_READY, POD_INITIALIZING, POD_READY
 from pykubelet.status.conditions import (
     FAILED,
     OWNED,
+    PENDING,
     POD_COMPLETED,
     POD_FAILED,
     SHARED,
@@ -253,6 +255,42 @@ def _with_flags(status: PodStatus, container: str, **flags: bool) -> PodStatus |
 def ends_pod(there: PodStatus, own: PodStatus) -> bool:
     """Whether sending `own` would end the pod in the eyes of the API."""
     return is_terminal_phase(own.phase) and not is_terminal_phase(there.phase)
+
+
+class Urgency(enum.IntEnum):
+    """Which of many statuses is sent first: by what controllers wait for."""
+
+    ENDS = 0
+    """The pod ends, or nothing is left of it: it is to be replaced, and what it held is free."""
+    TURNS = 1
+    """The pod is ready, or is not any more, or is in another phase: traffic and rollouts follow."""
+    TELLS = 2
+
+
+def urgency(there: PodStatus, own: PodStatus) -> Urgency:
+    """How urgent it is to send `own` where the API server has `there`."""
+    if is_terminal_phase(own.phase):
+        return Urgency.ENDS
+    if own.phase != (there.phase or PENDING) or _is_ready(own) != _is_ready(there):
+        return Urgency.TURNS
+    return Urgency.TELLS
+
+
+def _is_ready(status: PodStatus) -> bool:
+    return any(c.type == POD_READY and c.status == "True" for c in status.conditions)
+
+
+def only_begins(there: PodStatus, own: PodStatus) -> bool:
+    """Whether `own` says no more than that the pod is here and its containers are being made."""
+    if own.phase != PENDING or (there.phase or PENDING) != PENDING or own.reason or there.container_statuses:
+        return False
+    known = (*own.init_container_statuses, *own.container_statuses)
+    return bool(known) and all(_is_being_made(each) for each in known)
+
+
+def _is_being_made(status: ContainerStatus) -> bool:
+    waiting = status.state.waiting if status.state is not None else None
+    return waiting is not None and waiting.reason in (CONTAINER_CREATING, POD_INITIALIZING) and not waiting.message
 
 
 def merged_status(there: PodStatus, own: PodStatus, *, could_run: bool) -> PodStatus:

@@ -1,8 +1,9 @@
 """Sends pod statuses to the API server: the newest of each pod, only real changes, nothing lost while it is away.
 
-One request per pod at a time and a few pods at once; what changes meanwhile is sent next, so intermediate states
-never queue up. The patch is made against the pod as our own watch or our last answer shows it, which saves reading it
-first; its UID is a precondition. Also deletes pods whose deletion was requested and that have nothing left here.
+One request per pod at a time and a few pods at once, first those whose status controllers wait for; what changes
+meanwhile is sent next, so intermediate states never queue up. The patch is made against the pod as our own watch or
+our last answer shows it, which saves reading it first; its UID is a precondition. Also deletes pods whose deletion
+was requested and that have nothing left here.
 Does not cover how a status is made (generate.py) nor which part of it is sent (changes.py).
 """
 
@@ -18,6 +19,7 @@ from pykubelet.api.types import Pod, PodStatus
 from pykubelet.clients.kube.port import Change, ChangeType, KubeClient, PatchType
 from pykubelet.context import Context
 from pykubelet.kit.keyed import KeyedTasks, KeyState
+from pykubelet.kit.limits import Slots
 from pykubelet.kit.tasks import finish, gather_all
 from pykubelet.model.errors import ApiConflict, ApiError, ApiNotFound, Invalid
 from pykubelet.model.pod import (
@@ -34,7 +36,7 @@ from pykubelet.model.pod import (
 )
 from pykubelet.pods.record import ReportedStatus
 from pykubelet.pods.table import PodTable
-from pykubelet.status.changes import ends_pod, merged_status
+from pykubelet.status.changes import Urgency, ends_pod, merged_status, only_begins, urgency
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,9 @@ ANSWER_HOLDS = 60.0
 """Seconds for which our last answer counts although the watch shows a lower version. A watch is not behind for longer;
 versions that stay lower come from an API server whose data was restored from a backup."""
 FLUSH_WITHIN = 5.0
+BEGIN_WAITS = 0.5
+"""Seconds for which a status waits that says only that a pod's containers are being made. Most pods run by then, and
+one request says all; the API server and its store do not work beside the runtime while it makes the pod."""
 
 PatchMaker = Callable[[Pod, PodStatus], dict[str, Any] | None]
 
@@ -65,6 +70,7 @@ class _Record(Struct):
     held: bool = False
     """The end of the pod was held back; must be sent later."""
     changed_at: float | None = None
+    urgency: Urgency = Urgency.TELLS
 
 
 class StatusSender:
@@ -91,12 +97,12 @@ class StatusSender:
         self._records: dict[str, _Record] = {}
         self._tasks = KeyedTasks(
             self.name,
-            self._bring_up_to_date,
+            self._work,
             clock=ctx.clock,
             first_retry=FIRST_RETRY,
             last_retry=LONGEST_RETRY,
             on_error=self._failed,
-            at_once=AT_ONCE,
+            slots=Slots[str](AT_ONCE, lambda uid: self._record(uid).urgency),
         )
         self._took = ctx.metrics.histogram(
             "kubelet_pod_status_sync_duration_seconds",
@@ -107,9 +113,12 @@ class StatusSender:
 
     def changed(self, uid: str) -> None:
         """A status has changed; for PodStatusChanged."""
-        record = self._record(uid)
+        record, reported = self._record(uid), self._table.reported(uid)
         if record.changed_at is None:
             record.changed_at = self._clock.monotonic()
+        if reported is not None:
+            there = self._there(reported.pod, record)
+            record.urgency = urgency(there.status if there is not None else PodStatus(), reported.status)
         self._tasks.wake(uid, skip_backoff=record.refused)
         record.refused = False
 
@@ -182,7 +191,8 @@ class StatusSender:
 
     async def _try_once(self, uid: str) -> None:
         try:
-            await self._bring_up_to_date(uid)
+            while await self._send_newest(uid):
+                pass
         except ApiError as error:
             logger.warning("a pod's last status could not be sent", extra={"uid": uid, "error": str(error)})
         except Exception:
@@ -193,28 +203,45 @@ class StatusSender:
 
     # -- one pod
 
-    async def _bring_up_to_date(self, uid: str) -> None:
-        record = self._record(uid)
-        while True:
-            reported = self._table.reported(uid)
-            there = self._there(reported.pod, record) if reported is not None else None
-            if reported is None or there is None:
-                # Gone, re-created under its name, or a static pod without mirror: the watch shows when that changes.
-                record.answer = None
-                return
-            version, since = reported.version, record.changed_at
-            there = await self._send(reported, there, record)
-            if there is None:
-                return
-            if reported.finished and may_be_deleted(there):
-                await self._delete(there)
-                return
-            newest = self._table.reported(uid)
-            if newest is None or newest.version == version:
-                if since is not None:
-                    self._took.observe(self._clock.monotonic() - since)
-                record.changed_at = None
-                return
+    async def _work(self, uid: str) -> float | None:
+        waits = self._waits(uid)
+        if waits is not None:
+            return waits
+        return 0.0 if await self._send_newest(uid) else None
+
+    def _waits(self, uid: str) -> float | None:
+        """Seconds that the pod's first status may still wait for a better one; None when it is to be sent now."""
+        record, reported = self._record(uid), self._table.reported(uid)
+        if record.sent or record.changed_at is None or reported is None:
+            return None
+        there = self._there(reported.pod, record)
+        if there is None or not only_begins(there.status, reported.status):
+            return None
+        left = record.changed_at + BEGIN_WAITS - self._clock.monotonic()
+        return left if left > 0 else None
+
+    async def _send_newest(self, uid: str) -> bool:
+        """Bring the API server up to date; whether a newer status came meanwhile, which has its own turn."""
+        record, reported = self._record(uid), self._table.reported(uid)
+        there = self._there(reported.pod, record) if reported is not None else None
+        if reported is None or there is None:
+            # Gone, re-created under its name, or a static pod without mirror: the watch shows when that changes.
+            record.answer = None
+            return False
+        version, since = reported.version, record.changed_at
+        there = await self._send(reported, there, record)
+        if there is None:
+            return False
+        if reported.finished and may_be_deleted(there):
+            await self._delete(there)
+            return False
+        newest = self._table.reported(uid)
+        if newest is not None and newest.version != version:
+            return True
+        if since is not None:
+            self._took.observe(self._clock.monotonic() - since)
+        record.changed_at = None
+        return False
 
     def _there(self, pod: Pod, record: _Record) -> Pod | None:
         """The newest state of the API object this pod's status belongs to; None if there is none."""

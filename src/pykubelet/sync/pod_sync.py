@@ -18,6 +18,7 @@ from pykubelet.clients.host.port import PodFolders
 from pykubelet.clients.kube.references import ReferenceWatcher
 from pykubelet.cm.build import ContainerManager
 from pykubelet.context import Context
+from pykubelet.kit import tracing
 from pykubelet.model.errors import PykubeletError, RuntimeDown
 from pykubelet.model.pod import is_static, is_terminal_phase, readable, uid_of, uses_host_network
 from pykubelet.model.problems import Problem, ResizeFailed
@@ -25,16 +26,19 @@ from pykubelet.model.reasons import ALL_CONTAINERS_RESTARTING, WARNING
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.pleg.pleg import Pleg
 from pykubelet.pleg.runtime_state import RuntimeState
+from pykubelet.pods.admission import Rejection
 from pykubelet.pods.mirrors import MirrorPods
 from pykubelet.pods.record import Orphan, StatusChange
 from pykubelet.probes.manager import ProbeManager
 from pykubelet.recorder import Step
 from pykubelet.runtime.manager import RuntimeManager
 from pykubelet.sync.status_maker import PodStatusMaker
+from pykubelet.volumes.errors import NodeIsFull
 from pykubelet.volumes.manager import VolumeManager
 
 logger = logging.getLogger(__name__)
 
+VOLUME_LIMIT = "VolumeAttachmentLimitExceeded"
 RENEW_AFTER = 0.2
 """Seconds until the status of a start that is still under way is reported; a quicker one reports it at its end."""
 
@@ -48,6 +52,8 @@ class SyncResult(Struct, frozen=True, kw_only=True):
 
     ended: bool = False
     """The pod reached a terminal phase by itself and should end."""
+    change: StatusChange | None = None
+    """What the last statuses of a pod that ends have to say."""
     problems: Sequence[Problem] = ()
     retry_at: float | None = None
     """Wall time at which the next sync is due: the end of all back-offs, a deadline, or now. None = after the ordinary
@@ -104,7 +110,7 @@ class PodEnvironment:
             self._events.pod_event(pod, WARNING, "Failed", f"error making pod data directories: {error}")
             raise
         if pod.spec.volumes:
-            with self._recorder.step(uid, Step.VOLUMES, routine=True):
+            with self._recorder.step(uid, Step.VOLUMES, routine=True), tracing.span("Volumes/WaitForAttachAndMount"):
                 await self._volumes.wait_mounted(pod)
         has_claims = pod.spec.resource_claims or pod.status.extended_resource_claim_status is not None
         if has_claims and self._dra is not None:
@@ -118,7 +124,8 @@ class PodEnvironment:
 
     async def release(self, pod: Pod) -> None:
         with self._recorder.step(uid_of(pod), Step.CLEANUP):
-            await self._volumes.wait_unmounted(pod)
+            with tracing.span("Volumes/WaitForUnmount"):
+                await self._volumes.wait_unmounted(pod)
             self._references.unregister(pod)
             await self._cgroups.remove(uid_of(pod))
             self._user_namespaces.release(uid_of(pod))
@@ -147,6 +154,7 @@ class PodSync:
         self._allocation = cm.allocation
         self._environment = environment
         self._events = ctx.events
+        self._recorder = ctx.recorder
         self._clock = ctx.clock
 
     # --- sync -----------------------------------------------------------------------------------
@@ -166,7 +174,10 @@ class PodSync:
         self._environment.register(pod)
         if self._environment.lacks_cgroup(pod, observed):
             observed = await self._stop_for_cgroup(pod, observed)
-        await self._environment.prepare(pod, observed)
+        try:
+            await self._environment.prepare(pod, observed)
+        except NodeIsFull as error:
+            return self._reject(pod, str(error))
         self._probes.add_pod(pod)
         outcome = await self._runtime.sync_pod(
             pod, observed, restart_all=_restarts_all(status), renew_status=lambda: self._renew(pod)
@@ -190,6 +201,18 @@ class PodSync:
         now = self._clock.now()
         retry_at = _earliest(outcome.problems, now) if outcome.problems else _deadline(pod, status)
         return SyncResult(problems=outcome.problems, retry_at=retry_at)
+
+    def _reject(self, pod: Pod, why: str) -> SyncResult:
+        """End a pod that was admitted but finds no room for its volumes, so that it is made anew elsewhere."""
+        rejection = Rejection(reason=VOLUME_LIMIT, message=why)
+        self._events.pod_event(pod, WARNING, rejection.reason, why)
+        self._recorder.fail(uid_of(pod), Step.ADMISSION, reason=rejection.reason, message=why, cause=rejection.problem)
+        logger.warning("pod rejected", extra={"pod": readable(pod), "reason": rejection.reason, "why": why})
+
+        def mark(status: PodStatus) -> None:
+            status.phase, status.reason, status.message = "Failed", rejection.reason, rejection.status_message
+
+        return SyncResult(ended=True, change=mark)
 
     async def _renew(self, pod: Pod) -> None:
         """Report how far a pod is whose start takes long: an image is pulled, a hook runs. Cancelled when it ends."""

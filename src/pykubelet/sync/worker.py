@@ -19,11 +19,13 @@ from msgspec import Struct
 
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.context import Context
+from pykubelet.kit import tracing
 from pykubelet.kit.backoff import jittered
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.log import current_pod
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet
+from pykubelet.kit.tracing import Span
 from pykubelet.model.errors import PykubeletError, RuntimeDown
 from pykubelet.model.pod import (
     PodUID,
@@ -31,6 +33,7 @@ from pykubelet.model.pod import (
     full_name,
     is_static,
     is_terminal_phase,
+    pod_attributes,
     readable,
     uid_of,
 )
@@ -135,6 +138,7 @@ class PodWorkers:
             # The same UID was written again (a static pod with a fixed UID): start anew when this life is over.
             worker.restart_requested = True
         worker.room = after or worker.room
+        worker.updated = worker.updated or kind is UpdateKind.UPDATE
         if kind is not UpdateKind.KILL or worker.pod is None:
             worker.pod = pod
         if kind is UpdateKind.KILL:
@@ -345,22 +349,34 @@ class PodWorkers:
         assert pod is not None
         status = worker.runtime_status = await self._fresh(pod, worker.last_sync)
         if worker.state is WorkerState.SYNCING:
-            with self._measure.step(self._begin_sync(worker), self._clock):
-                result = await self._steps.sync(pod, status)
+            result = await self._sync(worker, pod, status)
             if result.ended and worker.state is WorkerState.SYNCING:
                 worker.shorten_grace(None)
+                if result.change is not None:
+                    worker.changes.append(result.change)
                 worker.move(WorkerState.TERMINATING, "reached its end")
             return result
         if worker.state is WorkerState.TERMINATING:
-            with self._measure.step("kill", self._clock):
+            with self._measure.step("kill", self._clock), pod_span("syncTerminatingPod", pod):
                 await self._steps.terminating(pod, status, worker.grace or 1, worker.changes)
             worker.move(WorkerState.TERMINATED, "nothing runs any more")
             worker.stopped()
         elif worker.state is WorkerState.TERMINATED:
-            with self._measure.step("terminated", self._clock):
+            with self._measure.step("terminated", self._clock), pod_span("syncTerminatedPod", pod):
                 await self._steps.terminated(pod, status)
             worker.move(WorkerState.FINISHED, "everything given back")
         return SyncResult()
+
+    async def _sync(self, worker: PodWorker, pod: Pod, status: PodRuntimeStatus) -> SyncResult:
+        kind = self._begin_sync(worker)
+        with self._measure.step(kind, self._clock), pod_span("syncPod", pod) as span:
+            if span.recorded:
+                span.set({"k8s.pod.update_type": "update" if worker.updated and kind == "sync" else kind})
+            worker.updated = False
+            result = await self._steps.sync(pod, status)
+            if span.recorded and result.problems:
+                span.fail("; ".join(map(str, result.problems)))
+        return result
 
     def _begin_sync(self, worker: PodWorker) -> str:
         """What metrics call this sync; for the first one also how long the pod waited for it."""
@@ -388,6 +404,13 @@ class PodWorkers:
         if late:
             logger.warning("pods that were to make room do not end in time", extra={"pods": len(late)})
         worker.room = None
+
+
+def pod_span(name: str, pod: Pod) -> Span:
+    span = tracing.span(name)
+    if span.recorded:
+        span.set(pod_attributes(pod))
+    return span
 
 
 def end_reason(pod: Pod, kind: UpdateKind, kill: KillRequest | None) -> str:

@@ -17,9 +17,10 @@ from msgspec.structs import replace
 from pykubelet.api.types import Pod
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.tracing import NO_SPAN, Span
 from pykubelet.model.problems import VolumeFailed
 from pykubelet.volumes.desired_state import ObjectKey, Use
-from pykubelet.volumes.spec import VolumeSpec
+from pykubelet.volumes.spec import VolumeSpec, qualified_plugin
 
 FIRST_RETRY, LAST_RETRY = 0.5, 122.0
 """Seconds, doubled with each failure; upstream's."""
@@ -61,12 +62,16 @@ class VolumeEntry:
     """How the last operation failed."""
     waiting_for: str = ""
     """What the operation under way waits for."""
+    awaits_attach: bool = False
+    """The operation under way waits until the control plane has attached it."""
     backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_RETRY, LAST_RETRY))
     next_try: float = 0.0
     begun_at: float | None = None
     """When the operation under way began; None when there is none."""
     scope: asyncio.Timeout | None = None
     """Around the part of an operation that may be interrupted when the pod goes."""
+    begun_by: Span = NO_SPAN
+    """What the next operation is a part of."""
     stuck: asyncio.Future[None] | None = None
     """A blocking call that did not return in time; the next operation waits for it."""
 
@@ -223,7 +228,7 @@ class VolumeTable:
         desired: Counter[str] = Counter()
         actual: Counter[str] = Counter()
         for entry in self.entries():
-            plugin = entry.spec.plugin if entry.spec else ""
+            plugin = qualified_plugin(entry.spec) if entry.spec else "N/A"
             if entry.is_desired:
                 desired[plugin] += 1
             if entry.state is not State.ABSENT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -86,7 +87,7 @@ def _rules(
     node: Callable[[], NodeInfo],
     supports_recursive_read_only: Callable[[Pod], bool],
 ) -> VolumeRules:
-    gates, machine = ctx.settings.gates, edges.machine
+    gates, machine, volumes = ctx.settings.gates, edges.machine, ctx.settings.config.volumes
 
     def allocatable_memory() -> int:
         amount = node().allocatable.get(MEMORY)
@@ -97,6 +98,8 @@ def _rules(
         selinux=machine.selinux,
         labels=SelinuxMounts(default=machine.container_file_label, any_mode=gates.enabled(LABEL_GATE)),
         supports_recursive_read_only=supports_recursive_read_only,
+        flex_drivers=Path(volumes.volume_plugin_dir),
+        controller_attaches=volumes.enable_controller_attach_detach and edges.cluster is not None,
         fits_node=lambda selector: matches_selector(selector, node()),
         quotas=edges.quotas if gates.enabled(QUOTA_GATE) else None,
     )

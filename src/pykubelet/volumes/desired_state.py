@@ -14,6 +14,8 @@ from typing import NamedTuple
 from pykubelet.api.quantity import Quantity, QuantityError
 from pykubelet.api.references import claim_name, volume_references
 from pykubelet.api.types import (
+    FlexPersistentVolumeSource,
+    FlexVolumeSource,
     ISCSIPersistentVolumeSource,
     ISCSIVolumeSource,
     LocalObjectReference,
@@ -27,7 +29,7 @@ from pykubelet.model.pod import all_containers, namespace_of, uid_of
 from pykubelet.volumes.csi.migration import migrated_volume
 from pykubelet.volumes.errors import ClaimProblem, VolumeProblem
 from pykubelet.volumes.objects import Claims
-from pykubelet.volumes.spec import CSI, LOCAL, PLUGINS, VolumeSpec, wire_name
+from pykubelet.volumes.spec import CSI, LOCAL, PLUGINS, VolumeSpec, flex_plugin, wire_name
 
 
 class ObjectKey(NamedTuple):
@@ -171,7 +173,7 @@ def _spec(use: Use, namespace: str, claim: str, volume: PersistentVolume, *, mig
         mount_options=_options(volume),
         access_modes=tuple(source.access_modes),
         gid=_gid(volume),
-        secret_namespace=_secret_namespace(source.iscsi, namespace),
+        secret_namespace=_secret_namespace(source.iscsi or source.flex_volume, namespace),
         size_bytes=_bytes(source.capacity.get("storage")),
         migrated=migrated,
     )
@@ -184,6 +186,9 @@ def _shape(volume: PersistentVolume, name: str) -> tuple[str, Volume]:
         return LOCAL, Volume(name=name)
     if source.csi is not None:
         return CSI, Volume(name=name)
+    if source.flex_volume is not None:
+        flex = _inline_flex(source.flex_volume)
+        return flex_plugin(flex), Volume(name=name, flex_volume=flex)
     if source.iscsi is not None:
         return PLUGINS["iscsi"], Volume(name=name, iscsi=_inline_iscsi(source.iscsi))
     for kind in _SHARED_KINDS:
@@ -217,7 +222,18 @@ def _inline_iscsi(source: ISCSIPersistentVolumeSource) -> ISCSIVolumeSource:
     )
 
 
-def _secret_namespace(source: ISCSIPersistentVolumeSource | None, namespace: str) -> str:
+def _inline_flex(source: FlexPersistentVolumeSource) -> FlexVolumeSource:
+    secret = source.secret_ref
+    return FlexVolumeSource(
+        driver=source.driver,
+        fs_type=source.fs_type,
+        options=source.options,
+        read_only=source.read_only,
+        secret_ref=LocalObjectReference(name=secret.name) if secret is not None else None,
+    )
+
+
+def _secret_namespace(source: ISCSIPersistentVolumeSource | FlexPersistentVolumeSource | None, namespace: str) -> str:
     secret = source.secret_ref if source is not None else None
     return (secret.namespace if secret is not None else "") or namespace
 

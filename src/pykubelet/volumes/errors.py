@@ -24,3 +24,7 @@ class GrowthProblem(VolumeProblem):
 
 class VolumesNotReady(VolumeProblem):
     """The wait for a pod's volumes ended before all of them were mounted, or unmounted."""
+
+
+class NodeIsFull(VolumesNotReady):
+    """No more volumes can be attached to this node, so the pod cannot run here."""

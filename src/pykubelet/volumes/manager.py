@@ -17,13 +17,14 @@ from pykubelet.clients.host.port import Mounts, NodePaths
 from pykubelet.context import Context
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.tasks import Wakeup
+from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import AnyContainer, namespace_of, uid_of
 from pykubelet.model.problems import VolumeFailed
 from pykubelet.signals import VolumesMounted, VolumesUnmounted
 from pykubelet.volumes.actual_state import PodVolumes, State, VolumeEntry, VolumeTable, failure_of
 from pykubelet.volumes.csi.plugin import CsiVolumes
 from pykubelet.volumes.desired_state import ObjectKey, Use, desired_volumes, objects_of
-from pykubelet.volumes.errors import VolumeProblem, VolumesNotReady
+from pykubelet.volumes.errors import NodeIsFull, VolumeProblem, VolumesNotReady
 from pykubelet.volumes.image_volumes import ImageVolumes
 from pykubelet.volumes.mounts import MountBuilder
 from pykubelet.volumes.objects import VolumeObjects, VolumeRules
@@ -37,6 +38,8 @@ from pykubelet.wire import cri_pb2
 logger = logging.getLogger(__name__)
 
 SCAN_SECONDS = 60.0
+ROOM_SECONDS = 30.0
+"""For the question whether the node is full."""
 SAFETY_PERIOD = 60.0
 """Seconds between passes over all volumes, in case a wake was lost."""
 
@@ -70,7 +73,9 @@ class VolumeManager:
         self._mounts, self._paths, self._rules, self._csi = mounts, paths, rules, csi
         self._tokens, self._certificates = objects.tokens, objects.certificates
         self._table = table = VolumeTable()
-        self._plugins = plugins = make_plugins(ctx.clock, mounts=mounts, paths=paths, objects=objects, rules=rules)
+        self._plugins = plugins = make_plugins(
+            ctx.clock, node=ctx.node_name, mounts=mounts, paths=paths, objects=objects, rules=rules
+        )
         if csi is not None:
             plugins[csi.name] = csi
         self._reconciler = Reconciler(
@@ -91,6 +96,12 @@ class VolumeManager:
         self._due = Wakeup()
         self._totals = ctx.metrics.gauge(
             "volume_manager_total_volumes", "Volumes by plugin and state", ("plugin_name", "state")
+        )
+        self._found = ctx.metrics.counter(
+            "reconstruct_volume_operations_total", "Volumes of an earlier run that were looked at"
+        )
+        self._not_known = ctx.metrics.counter(
+            "reconstruct_volume_operations_errors_total", "Volumes of an earlier run whose plugin is not known"
         )
         ctx.metrics.on_scrape(self._measure)
 
@@ -115,6 +126,9 @@ class VolumeManager:
             name = found_name(found.plugin, found.folder)
             entry = VolumeEntry(uid=found.uid, name=name, state=State.UNCERTAIN, spec=spec)
             self._table.of(found.uid).entries[name] = entry
+            self._found.inc()
+            if isinstance(self._plugins[found.plugin], Leftover):
+                self._not_known.inc()
         if self._table.pods:
             logger.info("found volumes of an earlier run", extra={"pods": len(self._table.pods)})
 
@@ -122,9 +136,8 @@ class VolumeManager:
         for plugin in self._plugins.values():
             plugin.reconstruct()
         volumes = scan(self._paths, self._mounts.table())
-        for name in {found.plugin for found in volumes} - set(self._plugins):
-            self._plugins[name] = Leftover(name, mounts=self._mounts, paths=self._paths)
-        return [(found, self._plugins[found.plugin].reconstruct_spec(found.uid, found.spec())) for found in volumes]
+        plugins = {name: self._plugins.of_found(name) for name in {found.plugin for found in volumes}}
+        return [(found, plugins[found.plugin].reconstruct_spec(found.uid, found.spec())) for found in volumes]
 
     def _may_begin(self, entry: VolumeEntry) -> bool:
         """Leave a volume found after a restart alone until it is known whether its pod still exists."""
@@ -135,6 +148,8 @@ class VolumeManager:
     async def wait_mounted(self, pod: Pod) -> None:
         """Wait until every volume the pod uses is mounted; raises VolumesNotReady with the reasons after 2m3s.
 
+        NodeIsFull, which is one, when this pod's volumes find no room on this node.
+
         Also starts to refresh the content of volumes of a running pod, without waiting for that.
         """
         if not self._ready.is_set():
@@ -143,7 +158,11 @@ class VolumeManager:
         if record is None:
             return
         if record.unmounted():
-            await self._until(record, record.unmounted, "cannot mount volumes")
+            try:
+                await self._until(record, record.unmounted, "cannot mount volumes")
+            except VolumesNotReady as late:
+                await self._check_room(record)
+                raise late
         for entry in record.leftover():
             self._reconciler.begin(entry)
 
@@ -169,6 +188,28 @@ class VolumeManager:
                 texts = (failure_of(entry, self._clock).describe(self._clock.now()) for entry in left)
                 raise VolumesNotReady(f"{what}: " + "; ".join(texts))
             await record.wait_change(deadline - now)
+
+    async def _check_room(self, record: PodVolumes) -> None:
+        """Raises NodeIsFull when a volume was not attached because the node has as many as it can have."""
+        left = record.unmounted()
+        unattached = [entry for entry in left if entry.awaits_attach]
+        for entry in unattached:
+            assert entry.spec is not None
+            try:
+                async with asyncio.timeout(ROOM_SECONDS):
+                    is_full = await self._plugins[entry.spec.plugin].node_is_full(entry.spec)
+            except (PykubeletError, TimeoutError) as error:
+                logger.warning(
+                    "attachment not read", extra={"volume": entry.name, "uid": entry.uid, "error": str(error)}
+                )
+                continue
+            if is_full:
+                unknown = [entry for entry in left if entry.spec is None]
+                raise NodeIsFull(
+                    "Node has reached its volume attachment limit, rejecting pod. "
+                    f"unmounted volumes={_names(left)}, unattached volumes={_names(unattached)}, "
+                    f"failed to process volumes={_names(unknown)}: context deadline exceeded"
+                )
 
     def _add_desired(self, pod: Pod) -> PodVolumes | None:
         desired = desired_volumes(pod)
@@ -348,3 +389,8 @@ class VolumeManager:
         for plugin, count in actual.items():
             totals[plugin, "actual_state_of_world"] = count
         self._totals.replace(totals)
+
+
+def _names(entries: Iterable[VolumeEntry]) -> str:
+    """As Go prints them."""
+    return f"[{' '.join(sorted(entry.name for entry in entries))}]"

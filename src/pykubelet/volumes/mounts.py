@@ -127,8 +127,9 @@ class MountBuilder:
 
         Set for every mount of the volume: the runtime sees only the part below a subPath.
         """
-        selinux, labels = self._rules.selinux, self._rules.labels
-        return selinux and plugin.selinux_relabel and not spec.read_only and not labels.label(pod, spec)
+        if not self._rules.selinux or not plugin.selinux_relabel or spec.read_only:
+            return False
+        return not self._rules.labels.label(pod, spec, supported=plugin.mounts_with_label(spec))
 
     async def devices_for(self, pod: Pod, container: AnyContainer) -> Sequence[cri_pb2.Device]:
         found = []

@@ -7,6 +7,7 @@ Watchers call `VolumeManager.object_changed` when an object came or changed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from msgspec import Struct, field
@@ -215,6 +216,10 @@ class VolumeRules(Struct, frozen=True, kw_only=True):
     """Whether the pod's runtime handler can make whole mount trees read-only."""
     fits_node: Callable[[NodeSelector], bool] = lambda selector: True
     """Whether a persistent volume's node affinity allows this node."""
+    flex_drivers: Path = Path("/usr/libexec/kubernetes/kubelet-plugins/volume/exec")
+    """Folder of FlexVolume drivers."""
+    controller_attaches: bool = True
+    """Whether the control plane attaches volumes, not this agent."""
     refresh_period: float = 60.0
     """Seconds after which a sync refreshes content even if no object changed (tokens expire, watches may be off)."""
     wait_seconds: float = 123.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 ANSWER_WITHIN = 20.0
 FIRST_POLL, LAST_POLL = 0.1, 2.0
 """Seconds between reads of a request, growing."""
+OVERDUE_AFTER = 600.0
+"""Seconds after the time to renew."""
 REFUSALS = ("Denied", "Failed")
 _RSA = {"RSA3072": 3072, "RSA4096": 4096}
 _CURVES = {"ECDSAP256": "SECP256R1", "ECDSAP384": "SECP384R1", "ECDSAP521": "SECP521R1"}
@@ -57,6 +60,19 @@ class _Kept(Struct):
     key_pem: bytes = b""
     """Of that request."""
     refused: str = ""
+    refusal: str = ""
+    """Denied or Failed."""
+    signer: str = ""
+
+    def state(self, now: float) -> str:
+        """As upstream names it in its metric."""
+        if self.refusal:
+            return self.refusal.lower()
+        if self.issued is None:
+            return "not_yet_issued"
+        if now > self.issued.not_after:
+            return "expired"
+        return "overdue_for_refresh" if now > self.issued.renew_at + OVERDUE_AFTER else "fresh"
 
 
 class PodCertificateKeeper:
@@ -65,9 +81,19 @@ class PodCertificateKeeper:
         self._kube = kube
         self._node_uid = node_uid
         self._kept: dict[Key, _Kept] = {}
+        self._states = ctx.metrics.gauge(
+            "kubelet_podcertificate_states",
+            "podCertificate sources of volumes by their signer and how their certificate is",
+            ("signer_name", "state"),
+        )
+        ctx.metrics.on_scrape(self._measure)
+
+    def _measure(self) -> None:
+        now = self._clock.now()
+        self._states.replace(Counter((kept.signer, kept.state(now)) for kept in self._kept.values()))
 
     async def credentials(self, pod: Pod, volume: str, index: int, source: PodCertificateProjection) -> Issued:
-        kept = self._kept.setdefault((uid_of(pod), volume, index), _Kept())
+        kept = self._kept.setdefault((uid_of(pod), volume, index), _Kept(signer=source.signer_name or ""))
         now = self._clock.now()
         if kept.issued is not None and now < kept.issued.renew_at:
             return kept.issued
@@ -112,6 +138,7 @@ class PodCertificateKeeper:
                 continue
             if condition.type in REFUSALS:
                 why = f"{condition.reason}: {condition.message}"
+                kept.refusal = condition.type
                 kept.refused = f"signer {source.signer_name} refused ({condition.type}): {why}"
                 self._events.pod_event(pod, WARNING, f"CertificateRequest{condition.type}", kept.refused)
                 raise CertificateError(kept.refused)

@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from pykubelet.api.references import claim_name
 from pykubelet.api.types import Pod
 from pykubelet.clients.host.port import Mounts, NodePaths
 from pykubelet.context import Context
+from pykubelet.kit import tracing
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.keyed import KeyedTasks, KeyState
+from pykubelet.kit.tracing import NO_SPAN, Span
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import namespace_of
 from pykubelet.model.problems import VolumeFailed
@@ -30,8 +32,9 @@ from pykubelet.volumes.errors import ClaimProblem, GrowthProblem, VolumeProblem
 from pykubelet.volumes.objects import VolumeObjects, VolumeRules
 from pykubelet.volumes.ownership import report_slow_ownership
 from pykubelet.volumes.plugins.plugin import Files, RemotePlugin, SetUp, VolumePlugin
+from pykubelet.volumes.plugins.registry import Leftover, Plugins
 from pykubelet.volumes.reconstruct import forget_attached, note_attached
-from pykubelet.volumes.spec import VolumeSpec, is_claimed, server_of, spec_of
+from pykubelet.volumes.spec import VolumeSpec, is_claimed, qualified_plugin, server_of, spec_of
 from pykubelet.volumes.subpath import clean_subpaths
 
 logger = logging.getLogger(__name__)
@@ -49,13 +52,16 @@ API_SERVER_SILENT = "the API server did not answer in time"
 _BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0)
 
 
+_SPANS = {Step.MOUNT: "Volumes/Mount", Step.REFRESH: "Volumes/Refresh", Step.UNMOUNT: "Volumes/Unmount"}
+
+
 class Reconciler:
     def __init__(
         self,
         ctx: Context,
         *,
         table: VolumeTable,
-        plugins: Mapping[str, VolumePlugin],
+        plugins: Plugins,
         objects: VolumeObjects,
         mounts: Mounts,
         paths: NodePaths,
@@ -70,6 +76,7 @@ class Reconciler:
         self._clock, self._events, self._recorder = ctx.clock, ctx.events, ctx.recorder
         self._fits_node = rules.fits_node
         self._labels = rules.labels
+        self._controller_attaches = rules.controller_attaches
         self._on_settled = on_settled
         self.tasks = KeyedTasks(
             "volume",
@@ -86,10 +93,18 @@ class Reconciler:
             ("volume_plugin", "operation_name", "status", "migrated"),
             _BUCKETS,
         )
+        self._cleaned = ctx.metrics.counter(
+            "force_cleaned_failed_volume_operations_total", "Volumes of plugins that are not known, taken away"
+        )
+        self._not_cleaned = ctx.metrics.counter(
+            "force_cleaned_failed_volume_operation_errors_total",
+            "Volumes of plugins that are not known, not taken away",
+        )
 
     def begin(self, entry: VolumeEntry) -> None:
         """Reconcile the entry: at once if that takes only a moment, else in a task of its own."""
         step = entry.next_step()
+        entry.begun_by = tracing.current.get()
         if self.is_active(entry) or (step is not None and not self._done_now(entry, step)):
             self.tasks.wake(entry)
 
@@ -105,10 +120,7 @@ class Reconciler:
             entry.state = State.UNCERTAIN
 
     def plugin_of(self, spec: VolumeSpec) -> VolumePlugin:
-        plugin = self._plugins.get(spec.plugin)
-        if plugin is None:
-            raise VolumeProblem(f"no plugin {spec.plugin} is registered on this node")
-        return plugin
+        return self._plugins.of(spec)
 
     # --- on the loop, at once -------------------------------------------------------------------
 
@@ -161,7 +173,11 @@ class Reconciler:
             left = entry.next_try - self._clock.monotonic()
             if left > 0:
                 return left
-            await self._attempt(entry, step)
+            parent, entry.begun_by = entry.begun_by, NO_SPAN
+            with tracing.span(_SPANS[step], parent=parent) as span:
+                await self._attempt(entry, step)
+                if span.recorded:
+                    _describe(span, entry)
         return None
 
     async def _attempt(self, entry: VolumeEntry, step: Step) -> None:
@@ -208,11 +224,11 @@ class Reconciler:
                 plugin = self.plugin_of(spec)
                 self._check(entry, pod, spec)
                 await plugin.ready()
-                unique = plugin.unique_name(spec)
+                unique, device = plugin.unique_name(spec), ""
                 if unique:
                     entry.scope.reschedule(asyncio.get_running_loop().time() + ATTACH_SECONDS)
-                    await self._wait_attached(entry, pod, spec, unique)
-                task = self._task(pod, spec, unique)
+                    device = await self._attached(entry, pod, spec, unique)
+                task = self._task(pod, spec, unique, device)
                 return plugin, task, await plugin.gather(task)
         except TimeoutError as error:
             if not entry.is_desired:
@@ -222,22 +238,29 @@ class Reconciler:
             entry.stale = entry.state is State.MOUNTED
             raise
         finally:
-            entry.scope = None
+            entry.scope, entry.awaits_attach = None, False
 
     def _set_up(self, plugin: VolumePlugin, task: SetUp, files: Files | None) -> None:
         if task.unique_name:
             note_attached(self._paths, task.uid, task.spec, task.unique_name)
         plugin.set_up(task, files)
 
-    async def _wait_attached(self, entry: VolumeEntry, pod: Pod, spec: VolumeSpec, unique: str) -> None:
-        """Wait until the volume is attached; show the attacher's error after a while."""
+    async def _attached(self, entry: VolumeEntry, pod: Pod, spec: VolumeSpec, unique: str) -> str:
+        """Attach the volume, or wait until that is done and show the attacher's error after a while.
+
+        Returns the device that was named then.
+        """
         plugin = self.plugin_of(spec)
         entry.wait_for(f"{unique} is not attached to this node")
+        if not self._controller_attaches:
+            return await plugin.attach(spec)
+        entry.awaits_attach = True
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ATTACH_ERROR_EVERY):
-                    await self._objects.attachments.wait_attached(pod, unique)
-                    return
+                    device = await self._objects.attachments.wait_attached(pod, unique)
+                    entry.awaits_attach = False
+                    return device
             try:
                 if why := await plugin.attach_error(spec):
                     entry.wait_for(f"{unique} is not attached to this node: {why}")
@@ -266,26 +289,33 @@ class Reconciler:
         if self._is_leaving(entry, spec):
             raise VolumeProblem("what an earlier run left of it is still being taken away")
         alone = spec.access_modes == ("ReadWriteOncePod",)
-        label = self._labels.label(pod, spec)
-        for other in self._table.entries() if alone or label else ():
+        label = self._label(pod, spec)
+        labelled = bool(spec.persistent and self._labels.concern(spec) and self.plugin_of(spec).mounts_with_label(spec))
+        for other in self._table.entries() if alone or labelled else ():
             if other.spec is None or other.spec.persistent != spec.persistent or other.uid == entry.uid:
                 continue
             if alone and other.in_pod:
                 raise VolumeProblem("volume uses the ReadWriteOncePod access mode and is already in use by another pod")
-            has = self._labels.label(other.pod, other.spec) if other.pod is not None else label
-            if label and other.state is not State.ABSENT and has != label:
+            if not labelled or other.state is State.ABSENT:
+                continue
+            has = self._label(other.pod, other.spec) if other.pod is not None else label
+            if has != label:
                 # A mount has one label.
                 raise VolumeProblem(f"another pod has it mounted with SELinux label {has!r}, this one needs {label!r}")
 
-    def _task(self, pod: Pod, spec: VolumeSpec, unique: str = "") -> SetUp:
+    def _label(self, pod: Pod, spec: VolumeSpec) -> str:
+        return self._labels.label(pod, spec, supported=self.plugin_of(spec).mounts_with_label(spec))
+
+    def _task(self, pod: Pod, spec: VolumeSpec, unique: str = "", device: str = "") -> SetUp:
         return SetUp(
             pod=pod,
             spec=spec,
             path=self._paths.volume(pod.metadata.uid or "", spec.plugin, spec.folder),
             fs_user=fs_user(pod),
             nested=nested_folders(pod, spec.name),
-            label=self._labels.label(pod, spec),
+            label=self._label(pod, spec),
             unique_name=unique,
+            device=device,
         )
 
     async def _unmount(self, entry: VolumeEntry) -> None:
@@ -367,10 +397,22 @@ class Reconciler:
             record.changed()
 
     def _measure(self, entry: VolumeEntry, step: Step, began: float, status: str) -> None:
-        plugin = entry.spec.plugin if entry.spec else ""
+        plugin = qualified_plugin(entry.spec) if entry.spec else ""
         migrated = "true" if entry.spec is not None and entry.spec.migrated else "false"
         name = Step.MOUNT.value if step is Step.REFRESH else step.value
         self._durations.observe(self._clock.monotonic() - began, plugin, name, status, migrated)
+        if step is Step.UNMOUNT and entry.spec is not None and isinstance(self.plugin_of(entry.spec), Leftover):
+            self._cleaned.inc()
+            if status != "success":
+                self._not_cleaned.inc()
+
+
+def _describe(span: Span, entry: VolumeEntry) -> None:
+    """`_attempt` raises nothing: what failed is in the entry."""
+    kind = entry.spec.plugin if entry.spec is not None else ""
+    span.set({"k8s.pod.uid": entry.uid, "k8s.volume.name": entry.name, "k8s.volume.type": kind})
+    if entry.failures:
+        span.fail(entry.problem)
 
 
 def _defect(entry: VolumeEntry, error: Exception, state: KeyState) -> float:

@@ -1,7 +1,7 @@
 """SELinux labels of whole volumes, set by the mount instead of relabelling each file. Pure.
 
-As upstream: ReadWriteOncePod persistent volumes (other modes by gate) of kinds that support it, when all containers
-that use the volume request the same label and the pod does not request relabelling.
+As upstream: ReadWriteOncePod persistent volumes (other modes by gate) whose plugin supports it, when the pod does not
+request relabelling. All containers that use such a volume have to request the same label.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from msgspec import Struct
 
 from pykubelet.api.types import Pod, SELinuxOptions
 from pykubelet.model.pod import all_containers
+from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.plugins import validation
-from pykubelet.volumes.spec import FC, ISCSI, VolumeSpec
+from pykubelet.volumes.spec import VolumeSpec
 
-MOUNTED_WITH_LABEL = (ISCSI, FC)
 RELABEL = "Recursive"
 
 
@@ -23,22 +23,28 @@ class SelinuxMounts(Struct, frozen=True, kw_only=True):
     any_mode: bool = False
     """Gate SELinuxMount: not only ReadWriteOncePod."""
 
-    def label(self, pod: Pod, spec: VolumeSpec) -> str:
-        """The label to mount the volume with; empty: without one."""
-        if not self.default or not spec.persistent or spec.plugin not in MOUNTED_WITH_LABEL:
-            return ""
-        if not self.any_mode and spec.access_modes != ("ReadWriteOncePod",):
-            return ""
-        context = pod.spec.security_context
-        if context is not None and context.se_linux_change_policy == RELABEL:
+    def concern(self, spec: VolumeSpec) -> bool:
+        """Whether a volume of these access modes may be mounted with a label on this host."""
+        if not self.default or not (spec.persistent or spec.migrated):
+            return False
+        return self.any_mode or spec.access_modes == ("ReadWriteOncePod",)
+
+    def label(self, pod: Pod, spec: VolumeSpec, *, supported: bool) -> str:
+        """The label to mount the volume with; empty: without one. `supported`: by its plugin."""
+        if not self.concern(spec):
             return ""
         labels = {file_label(self.default, options) for options in _requested(pod, spec.name)}
-        return labels.pop() if len(labels) == 1 else ""
+        if len(labels) > 1:
+            raise VolumeProblem(f"multiple SELinux labels found: {','.join(sorted(labels))}")
+        context = pod.spec.security_context
+        if not supported or (context is not None and context.se_linux_change_policy == RELABEL):
+            return ""
+        return labels.pop() if labels else ""
 
 
 def file_label(default: str, options: SELinuxOptions | None) -> str:
     """The label of files for a process with these options: same user and level."""
-    if options is None:
+    if options is None or not (options.user or options.role or options.type or options.level):
         return ""
     user, role, kind, *level = default.split(":", 3)
     return ":".join([options.user or user, role, kind, options.level or (level[0] if level else "s0")])

@@ -5,9 +5,11 @@ Kinds this agent does not support are refused here by name, so that none is sile
 
 from __future__ import annotations
 
+import re
+
 from msgspec import Struct
 
-from pykubelet.api.types import CSIPersistentVolumeSource, LocalVolumeSource, Volume
+from pykubelet.api.types import CSIPersistentVolumeSource, FlexVolumeSource, LocalVolumeSource, Volume
 from pykubelet.volumes.csi.migration import migrated_inline
 from pykubelet.volumes.errors import VolumeProblem
 
@@ -37,7 +39,11 @@ PLUGINS = {
     "image": IMAGE,
     "csi": CSI,
 }
+OWN_PLUGINS = frozenset((*PLUGINS.values(), LOCAL))
+"""Names that no FlexVolume driver can have."""
 CLAIMED = ("persistent_volume_claim", "ephemeral")
+LONGEST_DRIVER = 255
+_DRIVER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,126})?")
 _GIT_REPO = (
     "git-repo volume plugin has been disabled; if necessary, it may be re-enabled by enabling the "
     "feature-gate `GitRepoVolumeDriver`"
@@ -81,6 +87,20 @@ def server_of(spec: VolumeSpec) -> str:
     if spec.volume.nfs is not None:
         return spec.volume.nfs.server or ""
     return (spec.volume.iscsi.target_portal or "") if spec.volume.iscsi is not None else ""
+
+
+def qualified_plugin(spec: VolumeSpec) -> str:
+    """The plugin as metrics name it: with the driver, when it is CSI."""
+    source = spec.csi or spec.volume.csi
+    return f"{spec.plugin}:{source.driver}" if source is not None else spec.plugin
+
+
+def flex_plugin(source: FlexVolumeSource) -> str:
+    """The plugin of a flexVolume is its driver, whose name becomes part of paths."""
+    driver = source.driver or ""
+    if _DRIVER.fullmatch(driver) is None or driver in OWN_PLUGINS:
+        raise VolumeProblem(f"flexVolume.driver {driver[:LONGEST_DRIVER]!r} cannot be the name of a driver")
+    return driver
 
 
 class VolumeUsage(Struct, frozen=True, kw_only=True):
@@ -138,7 +158,7 @@ def spec_of(volume: Volume, *, namespace: str = "", block: bool = False) -> Volu
         )
     if kind == "git_repo":
         raise VolumeProblem(_GIT_REPO)
-    plugin = PLUGINS.get(kind)
+    plugin = flex_plugin(volume.flex_volume) if volume.flex_volume is not None else PLUGINS.get(kind)
     if plugin is None:
         raise VolumeProblem(f"volumes of kind {wire_name(volume, kind)} are not supported by this agent")
     source = getattr(volume, kind)

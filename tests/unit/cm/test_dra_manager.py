@@ -426,6 +426,19 @@ async def test_health_of_devices(tmp_path: Path) -> None:
         assert shown()[2] == "Unknown"
 
 
+async def test_health_of_devices_is_known_after_a_restart(tmp_path: Path) -> None:
+    bed = DraFixture(tmp_path)
+    bed.claim("a", "web")
+    pod = using("web", "a", request="one")
+    async with bed.life() as manager:
+        await manager.prepare(pod)
+        bed.driver.news.put_nowait([ClaimedHealth(pool="p", device="a-one", health="Unhealthy", stale_after=10)])
+        await asyncio.sleep(1)
+    async with bed.life() as manager:
+        (status,) = manager.health_statuses(pod, "app")
+        assert [each.health for each in status.resources] == ["Unhealthy"]
+
+
 @pytest.mark.parametrize("on", [True, False])
 async def test_what_a_driver_says_about_the_health_of_a_device(tmp_path: Path, on: bool) -> None:
     bed = DraFixture(tmp_path, gates={"ResourceHealthStatusMessage": on})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pykubelet.images.provider_config import ProviderSpec, TokenAttributes, load_providers
+from pykubelet.images.provider_config import ProviderSpec, TokenAttributes, config_hash, load_providers
 from pykubelet.settings.errors import SettingsError
 
 V1 = "credentialprovider.kubelet.k8s.io/v1"
@@ -39,6 +40,15 @@ class Folder:
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
+
+
+def test_the_hash_of_a_folder_is_over_its_files_with_their_lengths(folder: Folder) -> None:
+    top = folder.file.parent / "conf.d"
+    top.mkdir()
+    for name in ("b.yaml", "a.json", "left-out.txt"):
+        (top / name).write_text(name)
+    told = b"".join(len(name).to_bytes(8, "big") + name.encode() for name in ("a.json", "b.yaml"))
+    assert config_hash(top) == f"sha256:{hashlib.sha256(told).hexdigest()}"
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1", "v1alpha1"])

@@ -9,6 +9,7 @@ import pytest
 
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.keyed import WHEN_WOKEN, KeyedTasks, KeyState
+from pykubelet.kit.limits import Slots
 
 
 class Work:
@@ -27,7 +28,7 @@ class Work:
             first_retry=1.0,
             last_retry=4.0,
             on_finished=self.finished.append,
-            at_once=at_once,
+            slots=Slots(at_once) if at_once is not None else None,
         )
 
     async def _run(self, key: str) -> float | None:

@@ -8,7 +8,7 @@ import pytest
 
 from pykubelet.clients.kube.transport import rate_limit
 from pykubelet.kit.clock import LoopClock
-from pykubelet.kit.limits import Once, Recent, TokenBucket
+from pykubelet.kit.limits import Once, Recent, Slots, TokenBucket
 from pykubelet.kit.tasks import gather_all
 
 
@@ -69,3 +69,42 @@ def test_a_problem_is_new_once_until_it_is_over_or_changes() -> None:
     assert [once.is_new("disk", text) for text in ("full", "full", "broken", "broken")] == [True, False, True, False]
     once.clear("disk")
     assert once.is_new("disk", "broken")
+
+
+async def test_slots_go_to_the_lowest_rank_then_to_the_one_that_waits_longest() -> None:
+    ranks, order = {"a": 5, "b": 5, "c": 5, "d": 0}, []
+    slots = Slots[str](1, lambda key: ranks[key])
+
+    async def work(key: str) -> None:
+        async with slots.taken(key):
+            order.append(key)
+            await asyncio.sleep(1)
+
+    async with asyncio.TaskGroup() as group:
+        for key in ranks:
+            group.create_task(work(key))
+        await asyncio.sleep(0.5)
+        ranks["c"] = 1  # meanwhile
+    assert order == ["a", "d", "c", "b"]
+
+
+async def test_a_slot_is_not_lost_with_the_one_that_waits_for_it() -> None:
+    slots, order = Slots[str](1), []
+    tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def work(key: str) -> None:
+        async with slots.taken(key):
+            order.append(key)
+            await asyncio.sleep(1)
+        if key == "a":
+            tasks["c"].cancel()  # the slot was given to it just now, and it did not run since
+
+    for key in "abcd":
+        tasks[key] = asyncio.create_task(work(key))
+    await asyncio.sleep(0.5)
+    tasks["b"].cancel()
+    await asyncio.wait(tasks.values())
+    assert order == ["a", "d"]
+    assert [key for key, task in tasks.items() if task.cancelled()] == ["b", "c"]
+    async with asyncio.timeout(1), slots.taken("e"):
+        pass

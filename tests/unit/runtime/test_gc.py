@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import AsyncIterator
@@ -16,15 +17,26 @@ from pykubelet.clients.host.port import NodePaths
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import CriError, PykubeletError
+from pykubelet.model.pod import PodUID
 from pykubelet.pleg.inspect import inspect_pod
+from pykubelet.pods.record import PodWorker, WorkerState
 from pykubelet.pods.table import PodTable
-from pykubelet.runtime.gc import PERIOD, ContainerGc, ContainerRemover, GcPolicy
+from pykubelet.runtime.gc import (
+    COLLECT_PAUSE,
+    COLLECT_QUIET,
+    COLLECT_WITHIN,
+    PERIOD,
+    ContainerGc,
+    ContainerRemover,
+    GcPolicy,
+)
 from pykubelet.wire import cri_pb2
 from tests.builders import a_context
 from tests.fakes.fake_cri import FakeCri
 from tests.fakes.recorded_events import RecordedEvents
 
 IMAGE = "busybox:1"
+SOON = COLLECT_QUIET + COLLECT_PAUSE + 0.1
 
 
 class Table(PodTable):
@@ -308,13 +320,13 @@ async def test_folders_that_cannot_be_listed_are_reported_and_tried_again(node: 
         assert node.events.node_reasons == ["ContainerGCFailed"]
         assert node.left() == (0, 0)
         node.gc.collect_pod_soon("uid-web")  # ends in the same trouble
-        await node.clock.sleep(1)
+        await node.clock.sleep(SOON)
         node.paths.pod_logs.unlink()
         node.paths.pod_logs.mkdir()
         await node.ended_pod("web")
         node.gc.collect_pod_soon("uid-web")
-        await node.clock.sleep(2)
-        assert node.left() == (0, 0), "pods that end later are still collected at once"
+        await node.clock.sleep(SOON)
+        assert node.left() == (0, 0), "pods that end later are still collected soon"
 
 
 async def test_prune_soon_lets_the_restart_go_first_and_acts_once(node: Node) -> None:
@@ -343,20 +355,50 @@ async def test_a_failed_prune_does_not_end_the_service(node: Node) -> None:
         assert node.left() == (1, 1)
 
 
-async def test_a_gone_pod_can_be_collected_at_once(node: Node) -> None:
+async def test_a_gone_pod_can_be_collected_soon(node: Node) -> None:
     async with node.up():
         await node.sandbox("web")
         await node.container("web")
         await node.cri.stop_pod_sandbox(node.cri.sandbox("web").id)
         node.gc.collect_pod_soon("uid-web")
-        await node.clock.sleep(1)
+        await node.clock.sleep(SOON)
         assert node.left() == (1, 1), "it is still wanted"
         node.table.gone.add("uid-web")
         node.gc.collect_pod_soon("uid-web")
         node.gc.collect_pod_soon("uid-web")
-        await node.clock.sleep(1)
+        await node.clock.sleep(SOON)
         assert node.left() == (0, 0) and node.logs() == [] and node.links() == 0
         assert len(node.cri.called("remove_pod_sandbox")) == 1
+
+
+async def test_removal_lets_the_pod_that_comes_next_start_first(node: Node) -> None:
+    """A replaced pod: the runtime has one network and one store, and a start must not wait for a removal."""
+    async with node.up():
+        await node.ended_pod("old")
+        await node.look("old")
+        node.table.gone.add("uid-old")
+        node.gc.collect_pod_soon("uid-old")
+        node.gc.prune_soon("uid-old", "app")
+        await node.clock.sleep(COLLECT_QUIET - 0.5)
+        node.gc.runtime_used()  # the new one runs
+        await node.clock.sleep(COLLECT_QUIET - 0.1)
+        assert node.left() == (1, 1)
+        await node.clock.sleep(SOON)
+        assert node.left() == (0, 0)
+
+
+@pytest.mark.parametrize("state", [WorkerState.SYNCING, WorkerState.TERMINATING])
+async def test_removal_waits_while_pods_are_started_or_ended_but_not_for_ever(node: Node, state: WorkerState) -> None:
+    async with node.up():
+        await node.ended_pod("old")
+        node.table.gone.add("uid-old")
+        async with asyncio.timeout(None) as step:
+            node.table.add_worker(PodWorker(PodUID("uid-new"), "new_ns", None, state=state, scope=step))
+            node.gc.collect_pod_soon("uid-old")
+            await node.clock.sleep(COLLECT_WITHIN - 1)
+            assert node.left() == (1, 1)
+            await node.clock.sleep(2)
+            assert node.left() == (0, 0)
 
 
 async def test_remover_keeps_logs_when_asked_and_is_idempotent(node: Node) -> None:

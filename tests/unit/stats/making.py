@@ -26,7 +26,9 @@ from pykubelet.model.runtime_status import (
     SandboxStatus,
 )
 from pykubelet.stats.build import Stats
+from pykubelet.stats.cadvisor import machine_lines
 from pykubelet.stats.provider import StatsProvider, StatsSettings
+from pykubelet.stats.runtime_metrics import RuntimeMetrics
 from pykubelet.stats.snapshot import CgroupNames
 from pykubelet.stats.source import NodeStatsSource
 from pykubelet.stats.volumes import VolumeStatsCalculator
@@ -98,7 +100,12 @@ def container_stats(
 class FakeRuntime:
     def __init__(self, mountpoint: str) -> None:
         self.stats: list[cri_pb2.ContainerStats] = []
-        self.calls = 0
+        self.pod_stats: list[cri_pb2.PodSandboxStats] = []
+        self.descriptors: list[cri_pb2.MetricDescriptor] = []
+        self.pod_metrics: list[cri_pb2.PodSandboxMetrics] = []
+        self.pod_problem: CriError | None = None
+        """What calls about whole pods end with."""
+        self.calls = self.pod_calls = self.descriptor_calls = 0
         self.asked_images: list[str] = []
         self.broken = False
         self.lost = False
@@ -112,6 +119,23 @@ class FakeRuntime:
         if self.broken:
             raise CriError("list_container_stats: the runtime sleeps")
         return self.stats
+
+    async def list_pod_sandbox_stats(self) -> Sequence[cri_pb2.PodSandboxStats]:
+        self.pod_calls += 1
+        if self.pod_problem is not None:
+            raise self.pod_problem
+        return self.pod_stats
+
+    async def list_metric_descriptors(self) -> Sequence[cri_pb2.MetricDescriptor]:
+        self.descriptor_calls += 1
+        if self.pod_problem is not None:
+            raise self.pod_problem
+        return self.descriptors
+
+    async def list_pod_sandbox_metrics(self) -> Sequence[cri_pb2.PodSandboxMetrics]:
+        if self.pod_problem is not None:
+            raise self.pod_problem
+        return self.pod_metrics
 
     async def sandbox_image(self, sandbox_id: str) -> str:
         self.asked_images.append(sandbox_id)
@@ -156,6 +180,7 @@ class StatsFixture:
         self.statuses: dict[str, PodRuntimeStatus] = {}
         names = settings.pop("groups", CgroupNames())
         run = settings.pop("run", inline)
+        shows_hidden = settings.pop("shows_hidden", False)
         guard = GuardEdges(cgroups=self.cgroups, host=self.host, kernel_log=FakeKernelLog())
         self.provider = StatsProvider(
             guard,
@@ -166,16 +191,18 @@ class StatsFixture:
             settings=StatsSettings(cgroups=names, **settings),
             run=run,
         )
+        from_runtime = settings.get("from_runtime", False)
         volumes = volumes or no_volumes(self.clock)
         stats = Stats(provider=self.provider, volumes=volumes, cgroups=names, services=Services())
         self.source = NodeStatsSource(
             provider=self.provider,
             volumes=volumes,
             machine=MACHINE,
+            machine_text=machine_lines(MACHINE, physical_cores=2, sockets=1, version="v1"),
             node_name="n1",
-            version="v1",
-            cpu_layout=(2, 1),
             disk_names=self.host.device_name,
+            runtime_metrics=RuntimeMetrics(self.runtime) if from_runtime else None,
+            shows_hidden=shows_hidden,
         )
         self.signals = EvictionStats(
             stats,

@@ -213,3 +213,11 @@ snapshots = st.builds(Snapshot, time_ns=count, full=st.booleans(), node=nodes, p
 def test_whatever_the_figures_the_text_parses(snapshot: Snapshot) -> None:
     samples(render_cadvisor(snapshot, machine="", disks=lambda major, minor: ""))
     samples(render_resource(snapshot))
+
+
+@pytest.mark.parametrize("shown", [False, True])
+async def test_a_hidden_metric_is_shown_on_request(tmp_path: Path, shown: bool) -> None:
+    """showHiddenMetricsForVersion: the only one of a kubelet is the older name of resource_scrape_error."""
+    text = await StatsFixture(2, tmp_path, shows_hidden=shown).source.resource()
+    assert ("\nscrape_error 0\n" in text) is shown
+    assert "\nresource_scrape_error 0\n" in text

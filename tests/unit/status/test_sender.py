@@ -7,7 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from pykubelet.api.types import ContainerState, ContainerStateRunning, ContainerStatus, Pod, PodCondition, PodStatus
+from pykubelet.api.types import (
+    ContainerState,
+    ContainerStateRunning,
+    ContainerStateWaiting,
+    ContainerStatus,
+    Pod,
+    PodCondition,
+    PodStatus,
+)
 from pykubelet.clients.kube.patch import pod_status_patch
 from pykubelet.clients.kube.reflector import Query, Reflector
 from pykubelet.kit.clock import LoopClock, utc
@@ -450,3 +458,82 @@ async def test_a_status_that_cannot_even_be_made_is_that_pod_s_trouble_alone() -
         assert bed.shown("odd").phase == "Running"
         broken = True
         bed.report(odd, "Failed")
+
+
+def being_made(*names: str) -> list[ContainerStatus]:
+    waiting = ContainerStateWaiting(reason="ContainerCreating")
+    return [ContainerStatus(name=name, state=ContainerState(waiting=waiting), ready=False) for name in names]
+
+
+async def test_a_pod_that_starts_quickly_needs_one_request() -> None:
+    bed = SenderFixture()
+    pod = bed.bound(status=PodStatus(phase="Pending"))
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.report(pod, "Pending", container_statuses=being_made("app"))
+        await bed.clock.sleep(0.3)
+        bed.report(pod, "Running", container_statuses=[running_container()])
+        await bed.clock.sleep(0.001)
+        assert bed.shown().phase == "Running", "this one does not wait"
+        await bed.clock.sleep(60)
+    assert len(bed.patches) == 1
+
+
+async def test_a_pod_that_starts_slowly_is_shown_after_half_a_second() -> None:
+    bed = SenderFixture()
+    pod = bed.bound(status=PodStatus(phase="Pending"))
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.report(pod, "Pending", container_statuses=being_made("app", "other"))
+        await bed.clock.sleep(0.45)
+        bed.report(pod, "Pending", container_statuses=being_made("app", "other"), pod_ip="10.0.0.1")
+        assert bed.shown().container_statuses == []
+        await bed.clock.sleep(0.06)
+        assert [each.name for each in bed.shown().container_statuses] == ["app", "other"]
+    assert len(bed.patches) == 1
+
+
+async def test_a_pod_that_cannot_start_is_shown_at_once() -> None:
+    bed = SenderFixture()
+    pod = bed.bound(status=PodStatus(phase="Pending"))
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.report(pod, "Pending", container_statuses=being_made("app"))
+        await bed.clock.sleep(0.1)
+        pulling = ContainerState(waiting=ContainerStateWaiting(reason="ErrImagePull", message="no such image"))
+        bed.report(pod, "Pending", container_statuses=[ContainerStatus(name="app", state=pulling)])
+        await bed.clock.sleep(0.001)
+        assert [each.state for each in bed.shown().container_statuses] == [pulling]
+
+
+async def test_what_waits_leaves_with_the_agent() -> None:
+    bed = SenderFixture()
+    pod = bed.bound(status=PodStatus(phase="Pending"))
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.report(pod, "Pending", container_statuses=being_made("app"))
+        await bed.clock.sleep(0.1)
+    assert [each.name for each in bed.shown().container_statuses] == ["app"]
+
+
+async def test_what_controllers_wait_for_is_sent_first() -> None:
+    """Ends, then readiness and phases, then the rest, however they came; what is under way is not interrupted."""
+    bed = SenderFixture()
+    bed.kube.patch_takes = 1.0
+    ready = [PodCondition(type="Ready", status="True")]
+    before = PodStatus(phase="Running", conditions=ready)
+    pods = [bed.bound(f"p{number:02}", status=before) for number in range(40)]
+    async with bed.running():
+        await bed.clock.sleep(1)
+        for number, pod in enumerate(pods):
+            bed.report(pod, "Running", conditions=ready, message=f"told {number}")
+        await bed.clock.sleep(0.1)
+        for pod in pods[24:32]:
+            bed.report(pod, "Running", conditions=[PodCondition(type="Ready", status="False")])
+        for pod in pods[32:]:
+            bed.report(pod, "Succeeded", conditions=ready)
+        await bed.clock.sleep(6)
+    order = [call.name for call in bed.kube.calls_of("patch", Pod)]
+    names = [f"p{number:02}" for number in range(40)]
+    assert [sorted(order[at : at + 8]) for at in (0, 8, 16)] == [names[:8], names[32:], names[24:32]]
+    assert sorted(order[24:]) == names[8:24]

@@ -303,7 +303,7 @@ class CsiVolumeNode:
         manager = VolumeManager(
             ctx,
             objects=replace(VolumeObjects(claims=self.node.objects), **self.more_objects),
-            rules=VolumeRules(),
+            rules=self.node.rules,
             images=ImageVolumes(),
             csi=self.plugin,
             **host,

@@ -10,6 +10,7 @@ import pytest
 from pykubelet.api.types import (
     CSIDriverSpec,
     EmptyDirVolumeSource,
+    FCVolumeSource,
     Pod,
     Volume,
     VolumeAttachment,
@@ -21,8 +22,10 @@ from pykubelet.kit.host_calls import HostCallStuck
 from pykubelet.kit.tasks import TaskSet, running
 from pykubelet.volumes.csi.drivers import LimitsKeeper
 from pykubelet.volumes.csi.records import VolumeRecord, attachment_name, write_record
+from pykubelet.volumes.errors import NodeIsFull, VolumesNotReady
+from pykubelet.volumes.objects import VolumeRules
 from tests.fakes.fake_csi import FakeCsiDriver
-from tests.unit.volumes.builders import CsiVolumeNode, pod_with, problem_texts
+from tests.unit.volumes.builders import CsiVolumeNode, empty_dir, pod_with, problem_texts
 
 
 async def test_a_driver_that_does_not_say_what_it_can_is_named(tmp_path: Path) -> None:
@@ -133,6 +136,64 @@ async def test_a_volume_that_is_not_attached_says_why(tmp_path: Path) -> None:
         assert "is not attached to this node: no slot is left" in problem
         await bed.node.clock.sleep(60)
         assert bed.driver.calls.count("info") == 2, "its limits are asked for again at once, and once"
+
+
+async def test_a_pod_whose_volume_finds_the_node_full_cannot_run_here(tmp_path: Path) -> None:
+    bed = CsiVolumeNode(tmp_path, more_objects={"attachments": NeverAttached()})
+    bed.objects.drivers = {"d": CSIDriverSpec(node_allocatable_update_period_seconds=3600)}
+    full = VolumeAttachmentStatus(attached=False, attach_error=VolumeError(message="no slot is left", error_code=8))
+    bed.objects.attachments[attachment_name("h-data", "d", "here")] = VolumeAttachment(status=full)
+    pod = pod_with(bed.volume(), empty_dir())
+    async with bed.life() as manager:
+        began = bed.node.clock.monotonic()
+        with pytest.raises(NodeIsFull) as caught:
+            await manager.wait_mounted(pod)
+        assert bed.node.clock.monotonic() - began == pytest.approx(123, abs=1), "as long as for any volume"
+        assert str(caught.value) == (
+            "Node has reached its volume attachment limit, rejecting pod. unmounted volumes=[data], unattached "
+            "volumes=[data], failed to process volumes=[]: context deadline exceeded"
+        )
+        before = bed.driver.calls.count("info")
+        bed.driver.plans = [("info", "UNAVAILABLE", False)]
+        with pytest.raises(NodeIsFull):
+            await manager.wait_mounted(pod)
+        assert bed.driver.calls.count("info") > before, "the limits are renewed each time"
+
+
+async def test_without_the_controller_the_agent_waits_for_nobody_to_attach(tmp_path: Path) -> None:
+    """enableControllerAttachDetach: false. As upstream, disks that nodes find themselves work, CSI volumes do not."""
+    bed = CsiVolumeNode(tmp_path, more_objects={"attachments": NeverAttached()})
+    bed.objects.drivers = {"d": CSIDriverSpec()}
+    bed.node.rules = VolumeRules(controller_attaches=False, wait_seconds=5.0)
+    disk = Volume(name="disk", fc=FCVolumeSource(wwids=["-odd"]))
+    async with bed.life() as manager:
+        with pytest.raises(VolumesNotReady, match="attaching volumes from the kubelet is not supported"):
+            await manager.wait_mounted(pod_with(bed.volume()))
+        with pytest.raises(VolumesNotReady, match=r"fc\.wwids '-odd' cannot be used"):
+            await manager.wait_mounted(pod_with(disk, name="other"))
+    assert bed.driver.order() == []
+
+
+@pytest.mark.parametrize(
+    ("error", "driver"),
+    [
+        (VolumeError(message="no slot", error_code=8), CSIDriverSpec()),
+        (VolumeError(message="no disk", error_code=5), CSIDriverSpec(node_allocatable_update_period_seconds=60)),
+        (VolumeError(message="no word"), CSIDriverSpec(node_allocatable_update_period_seconds=60)),
+    ],
+)
+async def test_other_errors_of_an_attacher_are_retried(
+    tmp_path: Path, error: VolumeError, driver: CSIDriverSpec
+) -> None:
+    bed = CsiVolumeNode(tmp_path, more_objects={"attachments": NeverAttached()})
+    bed.objects.drivers = {"d": driver}
+    status = VolumeAttachmentStatus(attached=False, attach_error=error)
+    bed.objects.attachments[attachment_name("h-data", "d", "here")] = VolumeAttachment(status=status)
+    async with bed.life() as manager:
+        with pytest.raises(VolumesNotReady) as caught:
+            await manager.wait_mounted(pod_with(bed.volume()))
+        assert not isinstance(caught.value, NodeIsFull) and error.message is not None
+        assert error.message in str(caught.value)
 
 
 async def test_limits_are_asked_for_again_as_often_as_the_driver_wants(tmp_path: Path) -> None:

@@ -302,6 +302,14 @@ async def test_a_volume_of_an_unknown_plugin_is_unmounted_and_kept_if_not_empty(
         await node.clock.sleep(5)
         assert (strange / "file").exists() and not empty.exists()
         assert manager.has_mounts("uid-x")
+        counted = dict(
+            line.split() for line in node.metrics.expose().splitlines() if line[0] != "#" and "{" not in line
+        )
+    assert (
+        counted["reconstruct_volume_operations_total"] == counted["reconstruct_volume_operations_errors_total"] == "2"
+    )
+    failed = int(counted["force_cleaned_failed_volume_operation_errors_total"])
+    assert failed > 0 and int(counted["force_cleaned_failed_volume_operations_total"]) == failed + 1
 
 
 async def test_metrics(node: VolumeNode) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from pykubelet.api.types import (
     AWSElasticBlockStoreVolumeSource,
@@ -56,6 +59,44 @@ def a_volume(field: str, source: Any, **fields: Any) -> PersistentVolume:
 
 def csi(driver: str, handle: str, **fields: Any) -> CSIPersistentVolumeSource:
     return CSIPersistentVolumeSource(driver=driver, volume_handle=handle, **fields)
+
+
+CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "migration_cases.json").read_text())["cases"]
+"""What upstream's library makes of the volumes of its own tests and of others (tools/gen_migration_cases.py)."""
+
+
+def translated(case: dict[str, Any]) -> PersistentVolume | None:
+    if "volume" in case:
+        return migrated_inline(msgspec.convert(case["volume"], Volume), case.get("namespace", ""))
+    return migrated_volume(msgspec.convert(case["pv"], PersistentVolume))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "answer" in case])
+def test_translations_equal_upstreams(case: dict[str, Any]) -> None:
+    got, wanted = translated(case), msgspec.convert(case["answer"], PersistentVolume)
+    assert got is not None and got.spec.csi is not None and wanted.spec.csi is not None
+    # Go has no difference between what is left out and what is empty.
+    source = replace(got.spec.csi, read_only=got.spec.csi.read_only or None, fs_type=got.spec.csi.fs_type or None)
+    assert source == wanted.spec.csi
+    if "volume" in case:  # what the library adds when its kinds are done
+        wanted.spec.volume_mode = "Filesystem"
+    assert got.metadata == wanted.metadata
+    assert replace(got.spec, csi=None) == replace(wanted.spec, csi=None)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "answer" not in case])
+def test_what_upstream_does_not_translate_is_refused(case: dict[str, Any]) -> None:
+    with pytest.raises(VolumeProblem):
+        translated(case)
+
+
+def test_the_cases_are_of_every_kind() -> None:
+    sources = [case["volume"] if "volume" in case else case["pv"]["spec"] for case in CASES]
+    counts = {field: sum(KINDS[field] in source for source in sources) for field in migration._KINDS}
+    assert min(counts.values()) >= 7 and sum("error" in case for case in CASES) >= 10
+
+
+KINDS = dict(zip(Volume.__struct_fields__, Volume.__struct_encode_fields__, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -404,6 +445,9 @@ async def test_a_disk_of_old_is_staged_published_and_given_back_by_its_driver(tm
     assert bed.driver.order() == ["stage vol-1", "publish vol-1", "unpublish vol-1", "unstage vol-1"]
     times = bed.metrics.histogram("csi_operations_seconds", "")
     assert times.count("ebs.csi.aws.com", "/csi.v1.Node/NodeStageVolume", "OK", "true") == 1
+    operations = bed.metrics.histogram("storage_operation_duration_seconds", "")
+    for operation in ("volume_mount", "volume_unmount"):
+        assert operations.count("kubernetes.io/csi:ebs.csi.aws.com", operation, "success", "true") == 1
     assert bed.is_clean()
 
 

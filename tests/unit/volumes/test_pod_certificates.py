@@ -19,6 +19,7 @@ from pykubelet.api.types import (
 )
 from pykubelet.certs.pem import CertificateError
 from pykubelet.kit.clock import LoopClock
+from pykubelet.kit.metrics import Registry
 from pykubelet.volumes.pod_certificates import PodCertificateKeeper, make_key
 from tests.builders import a_context, a_pod
 from tests.fakes.fake_kube import FakeKube
@@ -33,8 +34,13 @@ class CertificateKeeperFixture:
         self.kube = FakeKube(self.clock)
         self.kube.add(ServiceAccount(metadata=ObjectMeta(name="default", namespace="default", uid="uid-sa")))
         self.events = RecordedEvents()
-        ctx = a_context(clock=self.clock, events=self.events, node_name="node-1")
+        self.metrics = Registry()
+        ctx = a_context(clock=self.clock, events=self.events, node_name="node-1", metrics=self.metrics)
         self.keeper = PodCertificateKeeper(ctx, kube=self.kube, node_uid=lambda: "uid-node")
+
+    def states(self) -> list[str]:
+        start = 'kubelet_podcertificate_states{signer_name="example.com/s",state="'
+        return [line.removeprefix(start) for line in self.metrics.expose().splitlines() if line.startswith(start)]
 
     async def requests(self) -> list[PodCertificateRequest]:
         return list((await self.kube.list(PodCertificateRequest, "default")).items)
@@ -62,6 +68,7 @@ async def test_asked_for_once_and_renewed_when_due() -> None:
     assert x509.load_der_x509_csr(base64.b64decode(spec.stub_pkcs10_request or "")).is_signature_valid
     assert await bed.keeper.credentials(pod, "v", 0, SOURCE) is first
     await asyncio.sleep(1801)
+    assert bed.states() == ['fresh"} 1']
     second, _ = await asyncio.gather(bed.keeper.credentials(pod, "v", 0, SOURCE), bed.answer("Issued"))
     assert second.key_pem != first.key_pem and len(await bed.requests()) == 2
 
@@ -73,7 +80,10 @@ async def test_the_old_one_serves_while_nobody_answers() -> None:
     assert await bed.keeper.credentials(pod, "v", 0, SOURCE) is first
     assert await bed.keeper.credentials(pod, "v", 0, SOURCE) is first
     assert len(await bed.requests()) == 2, "the open request is waited for, not repeated"
-    await asyncio.sleep(1801)
+    await asyncio.sleep(601)
+    assert bed.states() == ['overdue_for_refresh"} 1']
+    await asyncio.sleep(1200)
+    assert bed.states() == ['expired"} 1']
     with pytest.raises(CertificateError, match=r"to signer example\.com/s is not answered yet"):
         await bed.keeper.credentials(pod, "v", 0, SOURCE)
 
@@ -89,7 +99,9 @@ async def test_a_refusal_is_final(kind: str) -> None:
     with pytest.raises(CertificateError, match="refused"):
         await bed.keeper.credentials(pod, "v", 0, SOURCE)
     assert len(await bed.requests()) == 1 and bed.events.pods == [(f"CertificateRequest{kind}", text)]
+    assert bed.states() == [f'{kind.lower()}"}} 1']
     bed.keeper.forget(pod.metadata.uid or "")
+    assert bed.states() == []
     await asyncio.gather(bed.keeper.credentials(pod, "v", 0, SOURCE), bed.answer("Issued"))
 
 

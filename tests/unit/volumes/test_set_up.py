@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from pykubelet.api.types import (
 from pykubelet.clients.host.port import Counted
 from pykubelet.kit.clock import SystemClock
 from pykubelet.volumes import reconciler
-from pykubelet.volumes.errors import VolumesNotReady
+from pykubelet.volumes.errors import VolumeProblem, VolumesNotReady
 from pykubelet.volumes.manager import VolumeManager
 from pykubelet.volumes.objects import VolumeRules
 from pykubelet.volumes.selinux import SelinuxMounts, file_label, mount_option
@@ -58,6 +59,7 @@ def spec(plugin: str = FC, modes: tuple[str, ...] = ALONE, persistent: str = "pv
     [
         (None, ""),
         (SELinuxOptions(level="s0:c1,c2"), "system_u:object_r:container_file_t:s0:c1,c2"),
+        (SELinuxOptions(), ""),
         (SELinuxOptions(user="me_u", role="r", type="t_t"), "me_u:object_r:container_file_t:s0"),
     ],
 )
@@ -73,15 +75,27 @@ def test_a_label_with_commas_is_one_option() -> None:
 def test_who_gets_a_label() -> None:
     label = f"{DEFAULT}:c1"
     mounts, open_mounts = SelinuxMounts(default=DEFAULT), SelinuxMounts(default=DEFAULT, any_mode=True)
-    assert mounts.label(labelled("s0:c1"), spec()) == label
-    assert mounts.label(labelled("s0:c1"), spec(modes=("ReadWriteOnce",))) == ""
-    assert open_mounts.label(labelled("s0:c1"), spec(modes=("ReadWriteMany",))) == label
-    assert mounts.label(labelled("s0:c1", "Recursive"), spec()) == ""
-    assert mounts.label(labelled(None), spec()) == ""
-    assert mounts.label(labelled("s0:c1", own="s0:c2"), spec()) == ""
-    assert mounts.label(labelled("s0:c1"), spec(plugin=LOCAL)) == ""
-    assert mounts.label(labelled("s0:c1"), spec(persistent="")) == ""
-    assert SelinuxMounts().label(labelled("s0:c1"), spec()) == ""
+    yes = partial(mounts.label, supported=True)
+    assert yes(labelled("s0:c1"), spec()) == label
+    assert yes(labelled("s0:c1"), spec(modes=("ReadWriteOnce",))) == ""
+    assert yes(labelled("s0:c1"), spec(modes=("ReadWriteOncePod", "ReadWriteOnce"))) == ""
+    assert open_mounts.label(labelled("s0:c1"), spec(modes=("ReadWriteMany",)), supported=True) == label
+    assert yes(labelled("s0:c1", "Recursive"), spec()) == ""
+    assert yes(labelled("s0:c1", "MountOption"), spec()) == label
+    assert yes(labelled(None), spec()) == ""
+    assert mounts.label(labelled("s0:c1"), spec(), supported=False) == ""
+    assert yes(labelled("s0:c1"), spec(persistent="")) == ""
+    assert SelinuxMounts().label(labelled("s0:c1"), spec(), supported=True) == ""
+
+
+@pytest.mark.parametrize("policy", [None, "Recursive"])
+@pytest.mark.parametrize("supported", [True, False])
+def test_a_volume_of_one_pod_has_one_label(policy: str | None, supported: bool) -> None:
+    """As upstream, whether it would be mounted with it or not."""
+    pod = labelled("s0:c1", policy, own="s0:c2")
+    with pytest.raises(VolumeProblem, match=f"multiple SELinux labels found: {DEFAULT}:c1,{DEFAULT}:c2"):
+        SelinuxMounts(default=DEFAULT).label(pod, spec(), supported=supported)
+    assert SelinuxMounts(default=DEFAULT).label(pod, spec(modes=("ReadWriteOnce",)), supported=supported) == ""
 
 
 class Counting:

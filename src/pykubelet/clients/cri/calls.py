@@ -65,10 +65,19 @@ ATTACH = _runtime("Attach", "attach", pb.AttachResponse)
 CHECKPOINT_CONTAINER = _runtime("CheckpointContainer", "checkpoint_container", pb.CheckpointContainerResponse)
 
 LIST_CONTAINER_STATS = _runtime("ListContainerStats", "list_container_stats", pb.ListContainerStatsResponse)
+LIST_POD_SANDBOX_STATS = _runtime("ListPodSandboxStats", "list_podsandbox_stats", pb.ListPodSandboxStatsResponse)
+LIST_METRIC_DESCRIPTORS = _runtime("ListMetricDescriptors", "list_metric_descriptors", pb.ListMetricDescriptorsResponse)
+LIST_POD_SANDBOX_METRICS = _runtime(
+    "ListPodSandboxMetrics", "list_podsandbox_metrics", pb.ListPodSandboxMetricsResponse
+)
 
 STREAM_POD_SANDBOXES = _runtime("StreamPodSandboxes", "list_podsandbox", pb.StreamPodSandboxesResponse)
 STREAM_CONTAINERS = _runtime("StreamContainers", "list_containers", pb.StreamContainersResponse)
 STREAM_CONTAINER_STATS = _runtime("StreamContainerStats", "list_container_stats", pb.StreamContainerStatsResponse)
+STREAM_POD_SANDBOX_STATS = _runtime("StreamPodSandboxStats", "list_podsandbox_stats", pb.StreamPodSandboxStatsResponse)
+STREAM_POD_SANDBOX_METRICS = _runtime(
+    "StreamPodSandboxMetrics", "list_podsandbox_metrics", pb.StreamPodSandboxMetricsResponse
+)
 STREAM_IMAGES = _image("StreamImages", "list_images", pb.StreamImagesResponse)
 
 LIST_IMAGES = _image("ListImages", "list_images", pb.ListImagesResponse)

@@ -252,6 +252,21 @@ class GrpcCriClient:
         answer = await self._call(calls.PORT_FORWARD, request)
         return _url(answer.url, "port-forward")
 
+    async def list_pod_sandbox_stats(self) -> Sequence[pb.PodSandboxStats]:
+        pieces = await self._streamed(calls.STREAM_POD_SANDBOX_STATS, pb.StreamPodSandboxStatsRequest())
+        if pieces is not None:
+            return tuple(stats for piece in pieces for stats in piece.pod_sandbox_stats)
+        return tuple((await self._call(calls.LIST_POD_SANDBOX_STATS, pb.ListPodSandboxStatsRequest())).stats)
+
+    async def list_metric_descriptors(self) -> Sequence[pb.MetricDescriptor]:
+        return tuple((await self._call(calls.LIST_METRIC_DESCRIPTORS, pb.ListMetricDescriptorsRequest())).descriptors)
+
+    async def list_pod_sandbox_metrics(self) -> Sequence[pb.PodSandboxMetrics]:
+        pieces = await self._streamed(calls.STREAM_POD_SANDBOX_METRICS, pb.StreamPodSandboxMetricsRequest())
+        if pieces is not None:
+            return tuple(metrics for piece in pieces for metrics in piece.pod_sandbox_metrics)
+        return tuple((await self._call(calls.LIST_POD_SANDBOX_METRICS, pb.ListPodSandboxMetricsRequest())).pod_metrics)
+
     # -- containers
 
     async def create_container(

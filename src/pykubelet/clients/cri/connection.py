@@ -13,7 +13,7 @@ import grpc
 from google.protobuf.message import Message
 
 from pykubelet.clients.cri.calls import Rpc
-from pykubelet.clients.grpc_connection import GrpcConnection
+from pykubelet.clients.grpc_connection import GrpcConnection, target_of
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import (
@@ -63,7 +63,7 @@ class Connection:
         self.endpoint = endpoint
         self._clock = clock
         self._observe = observe
-        self._grpc = GrpcConnection(socket_of(endpoint), self._failure)
+        self._grpc = GrpcConnection(target_of(socket_of(endpoint)), self._failure)
 
     async def close(self) -> None:
         await self._grpc.close()

@@ -86,6 +86,16 @@ class CriSandboxes(Protocol):
         """The URL at which the runtime serves the stream."""
         ...
 
+    async def list_pod_sandbox_stats(self) -> Sequence[cri_pb2.PodSandboxStats]:
+        """What all pods and their containers use; raises Unimplemented where the runtime does not measure pods."""
+        ...
+
+    async def list_metric_descriptors(self) -> Sequence[cri_pb2.MetricDescriptor]:
+        """The series of which list_pod_sandbox_metrics has values; Unimplemented where it has none."""
+        ...
+
+    async def list_pod_sandbox_metrics(self) -> Sequence[cri_pb2.PodSandboxMetrics]: ...
+
 
 class CriContainers(Protocol):
     """Calls about containers."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pykubelet.clients.host.folders import mount_id, remove_tree
-from pykubelet.clients.host.port import MountEntry, MountError, ToolMissing
+from pykubelet.clients.host.port import MountEntry, MountError, ToolFailed, ToolMissing
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_NOATIME, MS_NODIRATIME, MS_BIND, MS_REC = 32, 1024, 2048, 4096, 16384
@@ -129,16 +129,16 @@ class HostMounts:
             _unmount_once(target, UMOUNT_NOFOLLOW | MNT_FORCE)
         return True
 
-    def run(self, *command: str, seconds: float | None, allow: Container[int] = ()) -> str:
+    def run(self, *command: str, seconds: float | None, allow: Container[int] = (), shown: str = "") -> str:
         program = _need(command[0], "this volume")
-        shown = " ".join(command)
+        shown = shown or " ".join(command)
         # Into memory of its own, not a pipe: a program that outlives the agent would die of the broken pipe.
         with open(os.memfd_create("output"), "rb") as output, open(os.memfd_create("errors"), "rb") as errors:
             code = _carry_out([program, *command[1:]], shown, output.fileno(), errors.fileno(), seconds)
             printed = _head(output)
             if code and code not in allow:
                 text = " ".join((_head(errors) or printed).split()) or "no output"
-                raise MountError(f"`{shown}` failed with {code}: {text[:MOST_SAID]}")
+                raise ToolFailed(f"`{shown}` failed with {code}: {text[:MOST_SAID]}", printed)
             return printed
 
     def remove_tree(self, folder: Path) -> None:

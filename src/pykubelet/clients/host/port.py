@@ -122,6 +122,15 @@ class ToolMissing(MountError):
     """A program of the host that this kind of volume needs is not installed."""
 
 
+class ToolFailed(MountError):
+    """A program of the host ended with an error code."""
+
+    def __init__(self, text: str, output: str = "") -> None:
+        super().__init__(text)
+        self.output = output
+        """What it printed."""
+
+
 class MountEntry(Struct, frozen=True, kw_only=True):
     """One line of the kernel's mount table."""
 
@@ -175,10 +184,11 @@ class Mounts(Protocol):
         """The same for filesystems whose server may be gone: after `seconds` by force."""
         ...
 
-    def run(self, *command: str, seconds: float | None, allow: Container[int] = ()) -> str:
-        """A program of the host; its output. ToolMissing when it is not there, MountError when it ends with
-        anything but 0 or one of `allow`, or not within `seconds`: then it is killed with all it started. With None
-        it may take its time and goes on even if the agent ends, as what repairs a filesystem must."""
+    def run(self, *command: str, seconds: float | None, allow: Container[int] = (), shown: str = "") -> str:
+        """A program of the host; its output. ToolMissing when it is not there, ToolFailed when it ends with
+        anything but 0 or one of `allow`, MountError when not within `seconds`: then it is killed with all it started.
+        With None it may take its time and goes on even if the agent ends, as what repairs a filesystem must. `shown` is
+        the command in errors, when its arguments may hold secrets."""
         ...
 
     def make_shared(self, folder: Path) -> None:

@@ -173,14 +173,17 @@ class Http2Connection(asyncio.Protocol):
             return
         transport.set_write_buffer_limits(FULL, EMPTIED)
         self._heard_at = self._loop.time()
-        self._check = self._loop.call_later(self._health.idle, self._check_health)
+        self._check_at(self._heard_at + self._health.idle)
         self._flush()
         self._work()
 
     def data_received(self, data: bytes) -> None:
         if self.is_closed:
             return
-        self._heard_at, self._asked = self._loop.time(), False
+        self._heard_at = self._loop.time()
+        if self._asked:
+            self._asked = False
+            self._check_at(self._heard_at + self._health.idle)  # else it would wake up in between for nothing
         self._frames.add(data)
         if not self._working and self._transport is not None:
             self._work()
@@ -270,6 +273,11 @@ class Http2Connection(asyncio.Protocol):
             self._session.out.clear()
             self._transport.close()
 
+    def _check_at(self, when: float) -> None:
+        if self._check is not None:
+            self._check.cancel()
+        self._check = self._loop.call_at(when, self._check_health)
+
     def _check_health(self) -> None:
         now = self._loop.time()
         if self._asked:
@@ -284,7 +292,7 @@ class Http2Connection(asyncio.Protocol):
             self._session.ping()
             self._flush()
             due = now + self._health.answer
-        self._check = self._loop.call_at(due, self._check_health)
+        self._check_at(due)
 
 
 class Exchange:

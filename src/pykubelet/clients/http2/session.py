@@ -29,6 +29,8 @@ CONNECTION_WINDOW: Final = 16 * 1024 * 1024
 """The same for all answers together; more than a few stalled readers can fill, so that they do not stall others."""
 CONNECTION_CREDIT: Final = 1024 * 1024
 """Bytes read after which the server may send as many more."""
+SMALL: Final = 4096
+"""Bytes of an answer up to which pieces are put together as they come."""
 PLAIN_WINDOW: Final = 65_535
 """What each side may send before the other said anything."""
 LARGEST_BLOCK: Final = 32 * 1024
@@ -93,6 +95,13 @@ class Stream:
     @property
     def is_open(self) -> bool:
         return not self.ended and self.problem is None
+
+    def keep(self, data: bytes) -> None:
+        """Add to what is to be read; small pieces are put together, or each byte of the window could cost fifty."""
+        if self.chunks and len(self.chunks[-1]) + len(data) <= SMALL:
+            self.chunks[-1] += data
+        elif data:
+            self.chunks.append(data)
 
     def wake(self) -> None:
         waiter = self.waiter
@@ -290,8 +299,7 @@ class Session:
             self._break(stream, "data before the answer's headers")
             return
         stream.received += len(data)
-        if data:
-            stream.chunks.append(data)
+        stream.keep(data)
         if ends:
             self._finish(stream)
         stream.wake()

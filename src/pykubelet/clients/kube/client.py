@@ -24,6 +24,7 @@ from pykubelet.clients.kube.port import (
     PatchType,
     Unreadable,
     UnreadableChange,
+    WatchLists,
     resource_of,
 )
 from pykubelet.clients.kube.transport import Transport
@@ -35,9 +36,16 @@ HEALTH_TIMEOUT = 5.0
 
 
 class RestKubeClient:
-    def __init__(self, transport: Transport, *, unreadable: UnreadableObjects | None = None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        unreadable: UnreadableObjects | None = None,
+        watch_lists: WatchLists | None = None,
+    ) -> None:
         self._transport = transport
         self.unreadable = unreadable or UnreadableObjects()
+        self.watch_lists = watch_lists or WatchLists()
         self._readers: dict[type, Callable[[bytes], Awaitable[Any]]] = {}
 
     async def renew(self) -> None:
@@ -88,6 +96,7 @@ class RestKubeClient:
         field_selector: str = "",
         label_selector: str = "",
         resource_version: str,
+        initial_events: bool = False,
         timeout: float = 300.0,
     ) -> AsyncGenerator[Change[K] | UnreadableChange, None]:
         return self._transport.stream(
@@ -98,6 +107,8 @@ class RestKubeClient:
                 fieldSelector=field_selector,
                 labelSelector=label_selector,
                 resourceVersion=resource_version,
+                resourceVersionMatch="NotOlderThan" if initial_events else "",
+                sendInitialEvents="true" if initial_events else "",
                 timeoutSeconds=str(int(timeout)),
             ),
             silence=WATCH_SILENCE,

@@ -8,6 +8,7 @@ else or when DISABLE_HTTP2 is set; which one is asked again after a connection o
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import os
 import ssl
@@ -181,6 +182,12 @@ class ServerConnections:
     def url(self) -> str:
         """The server's, without a trailing slash."""
         return self._config.cluster.server
+
+    def apart(self) -> ServerConnections:
+        """Others of the same login, for what must not wait behind everything that goes over these."""
+        made = copy.copy(self)
+        made._current = made._refused_tls = None
+        return made
 
     async def open(self) -> None:
         """Read the credentials now, so that a mistake in them is a KubeconfigError at start; does not connect."""

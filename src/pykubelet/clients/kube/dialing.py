@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from pykubelet.clients.http.http1 import read_upgrade_head
 from pykubelet.clients.http2.connection import Health, Http2Connection
+from pykubelet.clients.kube.socks import is_socks, pass_through
 from pykubelet.kit.names import NameLookups
 from pykubelet.model.http import HttpProblem, join_host_port
 
@@ -29,7 +30,7 @@ FAREWELL_TIMEOUT: Final = 1.0
 SECOND_FAMILY_AFTER: Final = 0.25
 # Silence of 10 s is probed every 5 s; 20 s without any sign of life ends the connection.
 KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_COUNT, USER_TIMEOUT_MS = 10, 5, 3, 20_000
-PORTS: Final = {"http": 80, "https": 443}
+PORTS: Final = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 
 
 def make_socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
@@ -65,7 +66,7 @@ async def dial_http2(
     host, port = _host_port(route.server)
     made = Http2Connection(health)
     try:
-        if route.proxy:
+        if route.proxy and not is_socks(route.proxy):
             tunnel = await _tunnel(route.proxy, join_host_port(host, port), proxy_tls, lookups)
             try:
                 transport = await loop.start_tls(
@@ -82,7 +83,7 @@ async def dial_http2(
             if transport is None:
                 raise ConnectionAbortedError("the connection ended in its TLS handshake")
         else:
-            transport = await _with_tls(made, await connect(host, port, lookups), tls, route.server_name or host)
+            transport = await with_tls(made, await reach(route, lookups), tls, route.server_name or host)
         made.begin(transport)
         if not made.speaks_http2:
             return None
@@ -92,6 +93,21 @@ async def dial_http2(
         made.abort()
         raise
     return made
+
+
+async def reach(route: Route, lookups: NameLookups) -> socket.socket:
+    """A socket to the server itself, or through its SOCKS proxy. Raises OSError, TimeoutError."""
+    host, port = _host_port(route.server)
+    if not is_socks(route.proxy):
+        return await connect(host, port, lookups)
+    sock = await connect(*_host_port(route.proxy), lookups)
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT):
+            await pass_through(sock, route.proxy, host, port)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 async def connect(host: str, port: int, lookups: NameLookups) -> socket.socket:
@@ -106,9 +122,10 @@ async def connect(host: str, port: int, lookups: NameLookups) -> socket.socket:
         )
 
 
-async def _with_tls(
+async def with_tls(
     made: asyncio.Protocol, sock: socket.socket, tls: ssl.SSLContext | None, name: str
 ) -> asyncio.Transport:
+    """The protocol on that socket, which is closed if that fails; TLS unless there is no context."""
     try:
         transport, _ = await asyncio.get_running_loop().create_connection(
             lambda: made,
@@ -142,7 +159,7 @@ async def _tunnel(
     host, port = _host_port(proxy)
     head = _ProxyAnswer()
     sock = await connect(host, port, lookups)
-    transport = await _with_tls(head, sock, tls() if parts.scheme == "https" else None, host)
+    transport = await with_tls(head, sock, tls() if parts.scheme == "https" else None, host)
     lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
     if parts.username:
         login = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()

@@ -18,6 +18,7 @@ from msgspec import Struct
 from pykubelet.clients.http2.connection import Exchange, Http2Connection
 from pykubelet.clients.http2.session import ConnectionEnded, NotProcessed
 from pykubelet.clients.kube.dialing import Route
+from pykubelet.kit.backoff import jittered
 from pykubelet.kit.tasks import gather_all
 from pykubelet.model.errors import ApiServerError
 
@@ -28,7 +29,8 @@ MOST_CONNECTIONS: Final = 64
 MOST_BODY: Final = 256 * 1024 * 1024
 """Bytes of one answer; a list of everything in a large cluster has a tenth of it."""
 
-
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+"""Seconds after a connection failed in which no other is tried; growing while they fail."""
 RENEWED: Final = "the connections were renewed"
 
 
@@ -62,13 +64,12 @@ class Answer(Protocol):
 
 async def read_all(answer: Answer) -> bytes:
     """The whole body. Raises ApiServerError when it is too long."""
-    chunks, size = [], 0
+    body = bytearray()  # not a list of pieces: a server may send single bytes
     while chunk := await answer.chunk():
-        chunks.append(chunk)
-        size += len(chunk)
-        if size > MOST_BODY:
+        body += chunk
+        if len(body) > MOST_BODY:
             raise ApiServerError(f"an answer of more than {MOST_BODY} bytes")
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    return bytes(body)
 
 
 Dial = Callable[[], Awaitable[Http2Connection | None]]
@@ -84,6 +85,8 @@ class Http2Connections:
         self._dialing = asyncio.Lock()  # one connection at a time: it serves all who wait
         self._attempts = 0
         self._problem: OSError | None = None
+        self._failures = 0
+        self._not_before = 0.0
         self._retired = False
         self.not_spoken = False
         """The server chose HTTP/1.1 when it was last asked."""
@@ -131,7 +134,7 @@ class Http2Connections:
 
     async def _connection(self) -> Http2Connection | None:
         """One with room for a request."""
-        asked = self._attempts
+        asked, loop = self._attempts, asyncio.get_running_loop()
         if (found := self._with_room()) is not None:
             return found
         async with self._dialing:
@@ -139,8 +142,9 @@ class Http2Connections:
                 return found
             if self.not_spoken:
                 return None
-            if self._problem is not None and self._attempts > asked:
-                # Tried while we waited. If all who wait tried in turn, the last would learn it much too late.
+            if self._problem is not None and (self._attempts > asked or loop.time() < self._not_before):
+                # Tried while we waited, or just before. If all who wait tried in turn, the last would learn it much
+                # too late; and hundreds of watches would knock at the door of a server that is about to start.
                 raise ConnectionAbortedError(str(self._problem) or type(self._problem).__name__) from self._problem
             return await self._dialed()
 
@@ -161,8 +165,11 @@ class Http2Connections:
             made = await self._dial()
         except OSError as error:  # TimeoutError is one
             self._problem, self._attempts = error, self._attempts + 1
+            pause = min(FIRST_PAUSE * 2**self._failures, LONGEST_PAUSE)
+            self._failures = min(self._failures + 1, 10)
+            self._not_before = asyncio.get_running_loop().time() + jittered(pause, 0.5)
             raise
-        self._problem, self._attempts = None, self._attempts + 1
+        self._problem, self._attempts, self._failures = None, self._attempts + 1, 0
         if made is None:
             self.not_spoken = True
             logger.info("the server does not speak HTTP/2, going on with HTTP/1.1", extra={"server": self._authority})

@@ -13,11 +13,14 @@ from typing import Final
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.tracing import Trace
 from yarl import URL
 
 from pykubelet.clients.http2.session import ConnectionEnded
-from pykubelet.clients.kube.dialing import CONNECT_TIMEOUT, Route, make_socket
+from pykubelet.clients.kube.dialing import CONNECT_TIMEOUT, Route, make_socket, reach, with_tls
 from pykubelet.clients.kube.exchanges import Answer, Request
+from pykubelet.clients.kube.socks import is_socks
 from pykubelet.kit.names import NameLookups
 
 IDLE_KEPT: Final = 60.0
@@ -52,17 +55,42 @@ class ApiResolver(AbstractResolver):
         return None
 
 
+class SocksConnector(aiohttp.BaseConnector):
+    """Connections through a SOCKS proxy, which aiohttp does not know."""
+
+    def __init__(self, route: Route, tls: ssl.SSLContext | None, lookups: NameLookups, limit: int) -> None:
+        super().__init__(limit=limit, keepalive_timeout=IDLE_KEPT)
+        self._route = route
+        self._tls = tls
+        self._lookups = lookups
+
+    async def _create_connection(
+        self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
+    ) -> ResponseHandler:
+        made = self._factory()
+        name = self._route.server_name or req.url.host or ""
+        await with_tls(made, await reach(self._route, self._lookups), self._tls, name)
+        return made
+
+
 class Http1Connections:
     def __init__(self, route: Route, tls: ssl.SSLContext | bool, lookups: NameLookups) -> None:
         self._route = route
-        self._resolver = ApiResolver(lookups)
+        self._lookups = lookups
+        self._proxy = route.proxy if route.proxy and not is_socks(route.proxy) else None
         self._calls = self._session(tls, PARALLEL_CALLS)
         self._streams = self._session(tls, 0)
 
     def _session(self, tls: ssl.SSLContext | bool, limit: int) -> aiohttp.ClientSession:
-        connector = aiohttp.TCPConnector(
-            ssl=tls, limit=limit, keepalive_timeout=IDLE_KEPT, socket_factory=make_socket, resolver=self._resolver
-        )
+        connector: aiohttp.BaseConnector
+        if is_socks(self._route.proxy):
+            secure = tls if isinstance(tls, ssl.SSLContext) else None
+            connector = SocksConnector(self._route, secure, self._lookups, limit)
+        else:
+            resolver = ApiResolver(self._lookups)
+            connector = aiohttp.TCPConnector(
+                ssl=tls, limit=limit, keepalive_timeout=IDLE_KEPT, socket_factory=make_socket, resolver=resolver
+            )
         return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 
     async def open(self, request: Request) -> Answer:
@@ -76,7 +104,7 @@ class Http1Connections:
                 headers=request.headers,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT, sock_read=request.silence),
                 server_hostname=self._route.server_name or None,
-                proxy=self._route.proxy or None,
+                proxy=self._proxy,
                 allow_redirects=False,
             )
         return Http1Answer(response)

@@ -18,10 +18,11 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from pykubelet.api.codec import ManifestError, load_yaml_documents
+from pykubelet.clients.kube.socks import SCHEMES
 from pykubelet.model.errors import PykubeletError
 
 EXEC_API_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
-PROXY_SCHEMES = ("http", "https")
+PROXY_SCHEMES = ("http", "https", *sorted(SCHEMES))
 
 
 class KubeconfigError(PykubeletError):
@@ -116,7 +117,7 @@ def _cluster(node: _Node) -> ClusterEntry:
         raise node.error("server", f'"{server}" must begin with https:// or http://')
     proxy = node.text("proxy-url")
     if proxy and _url(node, "proxy-url", proxy).scheme not in PROXY_SCHEMES:
-        raise node.error("proxy-url", f'"{proxy}" must begin with http:// or https://')
+        raise node.error("proxy-url", f'"{proxy}" must begin with http://, https://, socks5:// or socks5h://')
     insecure = node.flag("insecure-skip-tls-verify")
     ca_file, ca_data = node.path("certificate-authority"), node.data("certificate-authority-data")
     if insecure and (ca_file or ca_data):

@@ -10,6 +10,7 @@ Does not cover: connections and credentials (transport.py), keeping a live copy 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
@@ -45,6 +46,8 @@ from pykubelet.api.types import (
 )
 
 K = TypeVar("K", bound=ApiStruct)
+ASK_AGAIN = 600.0
+"""Seconds after which a server that could not begin a watch with the full set is asked again; it may be a newer one."""
 
 
 class Resource(Struct, frozen=True):
@@ -182,9 +185,27 @@ class UnreadableNotes(Protocol):
     def now(self) -> Sequence[Unreadable]: ...
 
 
+class WatchLists:
+    """Whether a watch may begin with the full set (sendInitialEvents); a server may not know that."""
+
+    def __init__(self, *, enabled: bool = True) -> None:
+        self._enabled = enabled
+        self._refused_until = -math.inf
+
+    def usable(self, now: float) -> bool:
+        return self._enabled and now >= self._refused_until
+
+    def refused(self, now: float) -> None:
+        """The server cannot: nothing is asked that way for a while, by none of those who share the client."""
+        self._refused_until = now + ASK_AGAIN
+
+
 class KubeClient(Protocol):
     @property
     def unreadable(self) -> UnreadableNotes: ...
+
+    @property
+    def watch_lists(self) -> WatchLists: ...
 
     async def get(self, kind: type[K], name: str, namespace: str = "", *, resource_version: str = "") -> K:
         """The object now; with resource_version "0" any state the server has at hand will do."""
@@ -212,10 +233,13 @@ class KubeClient(Protocol):
         field_selector: str = "",
         label_selector: str = "",
         resource_version: str,
+        initial_events: bool = False,
         timeout: float = 300.0,
     ) -> AsyncGenerator[Change[K] | UnreadableChange, None]:
         """Changes after resource_version, with bookmarks. Ends without error after about `timeout` seconds or when
-        the connection was renewed; Expired means list again. Close it (aclosing) when leaving early."""
+        the connection was renewed; Expired means list again. Close it (aclosing) when leaving early. With
+        `initial_events` it begins with all objects of that version or a newer one ("": the newest), as added, and a
+        bookmark that says so; Invalid when the server cannot do that."""
         ...
 
     async def create(self, obj: K, *, dry_run: bool = False) -> K:

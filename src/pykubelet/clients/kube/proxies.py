@@ -1,4 +1,7 @@
-"""Which proxy stands between us and the API server: the kubeconfig's own, else HTTPS_PROXY and NO_PROXY as in Go."""
+"""Which proxy stands between us and the API server: the kubeconfig's own, else HTTPS_PROXY and NO_PROXY as in Go.
+
+Proxies may be `http`, `https`, `socks5` or `socks5h`. As in Go, ALL_PROXY is not read.
+"""
 
 from __future__ import annotations
 

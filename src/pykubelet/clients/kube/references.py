@@ -57,10 +57,6 @@ SYNC_WITHIN = 1.0
 DEFAULT_TTL = 60.0
 JANITOR_PERIOD = 30.0
 LEAST_IDLE = 60.0
-WATCH_AFTER = 0.5
-"""Seconds between the first look at an object and its watch: a pod with many objects is just then being started, and
-over HTTP/1.1 a watch is a connection with a handshake of its own (list and watch together cost us some 4 ms of
-processor time). That this makes pods start sooner is expected, not measured: see docs/performance.md."""
 FRESH = 5.0
 """Seconds after its first list in which a watch's "absent" is checked: that list may be a little old."""
 
@@ -120,7 +116,6 @@ class ReferenceWatcher:
         strategy: Strategy = Strategy.WATCH,
         sync_frequency: float = 60.0,
         ttl: Callable[[], float] = lambda: DEFAULT_TTL,
-        watch_after: float = WATCH_AFTER,
     ) -> None:
         """`ttl` is how long strategy Cache keeps an answer; the node's annotation may set it."""
         self._kube = kube
@@ -128,7 +123,6 @@ class ReferenceWatcher:
         self._strategy = strategy
         self._idle_after = max(LEAST_IDLE, 5 * sync_frequency)
         self._ttl = ttl
-        self._watch_after = watch_after
         self._entries: dict[ObjectName, _Entry] = {}
         self._pods: dict[PodUID, set[ObjectName]] = {}
         self._listeners: list[ObjectListener] = []
@@ -242,10 +236,14 @@ class ReferenceWatcher:
             return
         reflector: Reflector[Any] = Reflector(
             client=self._kube,
-            query=Query(kind=key.kind, namespace=key.namespace, field_selector=f"metadata.name={key.name}"),
+            query=Query(
+                kind=key.kind,
+                namespace=key.namespace,
+                field_selector=f"metadata.name={key.name}",
+                one_of_many=True,
+            ),
             clock=self._clock,
             on_set=entry.observed,
-            rest=self._watch_after,
         )
         entry.reflector, entry.synced_at = reflector, None
         entry.task = self._tasks.spawn(reflector.run(), name=reflector.name)

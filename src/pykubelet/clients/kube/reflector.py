@@ -1,7 +1,9 @@
 """List and watch as one endless stream that recovers by itself, and a live copy of the objects made from it.
 
 The first item of the stream, and every item after an interruption that lost events (410), is the full set; in between
-come single changes. Failures are logged and retried with growing delays: up to 30 s for refusals, up to 4 s while the
+come single changes. The set is the beginning of the watch where the server has that (WatchListClient): one request
+instead of two, and the server need not put a whole list together. Else, and when a watch ends before it gave the whole
+set, it is listed. Failures are logged and retried with growing delays: up to 30 s for refusals, up to 4 s while the
 server cannot be reached at all, since then waiting longer only delays the node's return.
 
 `Reflector.run()` keeps the copy current for as long as it runs; readers look at it without waiting. An object that
@@ -33,7 +35,7 @@ from pykubelet.clients.kube.port import (
 from pykubelet.kit.backoff import Backoff, jittered
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import Closing
-from pykubelet.model.errors import ApiDown, ApiError, Expired, Forbidden
+from pykubelet.model.errors import ApiDown, ApiError, ApiNotFound, Expired, Forbidden, TooManyRequests, Unauthorized
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +43,10 @@ PAGE_SIZE = 500
 FIRST_DELAY, LONGEST_DELAY, LONGEST_WHILE_DOWN = 0.8, 30.0, 4.0
 QUICK_DELAYS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 """After a Forbidden: the server learns from the pod, as we just did, which objects a node may read."""
+INITIAL_EVENTS_END = "k8s.io/initial-events-end"
+"""The annotation of the bookmark behind the last object of the full set."""
+SET_SILENCE = 30.0
+"""Seconds without an event before a watch is not waited for any longer to say that the full set is there."""
 WATCH_MIN, WATCH_MAX = 300.0, 600.0
 """A watch lasts a random time between these, so that a cluster's watches do not all end together."""
 
@@ -52,6 +58,8 @@ class Query(Struct, Generic[K], frozen=True, kw_only=True):
     namespace: str = ""
     field_selector: str = ""
     label_selector: str = ""
+    one_of_many: bool = False
+    """There may be hundreds like it: that the server cannot be reached is for others to tell."""
 
     def __str__(self) -> str:
         where = f" in {self.namespace}" if self.namespace else ""
@@ -104,36 +112,32 @@ async def _pages(client: KubeClient, query: Query[K], resource_version: str) -> 
 
 
 async def list_and_watch(
-    client: KubeClient, query: Query[K], clock: Clock, *, source: random.Random | None = None, rest: float = 0.0
+    client: KubeClient, query: Query[K], clock: Clock, *, source: random.Random | None = None
 ) -> AsyncGenerator[Listed[K] | Change[K] | UnreadableChange, None]:
-    """The full set, then every change, for ever. Bookmarks are not passed on.
-
-    `rest` is a pause between a list and its watch: changes in it come late, none is lost.
-    """
+    """The full set, then every change, for ever. Bookmarks are not passed on."""
     backoff = Backoff(initial=FIRST_DELAY, maximum=LONGEST_DELAY)
     version: str | None = None
     # At first any recent state will do and spares the server's store; after lost events only the newest will.
     wanted = "0"
-    expired = False
+    expired = plain = False
     while True:
         try:
-            if version is None:
+            streamed = version is None and not plain and client.watch_lists.usable(clock.monotonic())
+            plain = False
+            if version is None and not streamed:
                 listed = await list_all(client, query, resource_version=wanted)
                 version = listed.resource_version
                 yield listed
                 del listed
-                if rest:
-                    await clock.sleep(rest)
-            changes = client.watch(
-                query.kind,
-                query.namespace,
-                field_selector=query.field_selector,
-                label_selector=query.label_selector,
-                resource_version=version,
-                timeout=(source or random).uniform(WATCH_MIN, WATCH_MAX),
-            )
+            changes = _watch(client, query, wanted if version is None else version, streamed, source)
             started = clock.monotonic()
             async with Closing(changes):
+                if streamed:
+                    listed = await _first_set(changes)
+                    version = listed.resource_version
+                    backoff.reset()
+                    yield listed
+                    del listed
                 async for change in changes:
                     backoff.reset()
                     version = _version(change) or version
@@ -154,16 +158,90 @@ async def list_and_watch(
             expired = True
             continue
         except ApiError as error:
-            if _is_worth_logging(error, backoff.failures):
+            if version is None and streamed and not isinstance(error, ApiDown | TooManyRequests):
+                plain = True
+                if _asks_for_list(client, query, error, clock):
+                    continue
+            if _is_worth_logging(query, error, backoff.failures):
                 logger.warning("list and watch failed, trying again", extra={"what": str(query), "error": str(error)})
             await clock.sleep(_delay(backoff, error, source))
         expired = False
 
 
-def _is_worth_logging(error: ApiError, failures: int) -> bool:
+def _watch(
+    client: KubeClient, query: Query[K], version: str, initial: bool, source: random.Random | None
+) -> AsyncGenerator[Change[K] | UnreadableChange, None]:
+    return client.watch(
+        query.kind,
+        query.namespace,
+        field_selector=query.field_selector,
+        label_selector=query.label_selector,
+        resource_version=version,
+        initial_events=initial,
+        timeout=(source or random).uniform(WATCH_MIN, WATCH_MAX),
+    )
+
+
+class _NoSet(ApiError):
+    """A watch ended before it gave the full set."""
+
+
+class _NoEnd(ApiError):
+    """A watch never said that the full set is there."""
+
+
+async def _first_set(changes: AsyncGenerator[Change[K] | UnreadableChange, None]) -> Listed[K]:
+    """What a watch begins with, as soon as it says that this is all."""
+    items: dict[Key, K] = {}
+    unreadable: dict[Key, Unreadable] = {}
+    while True:
+        try:
+            async with asyncio.timeout(SET_SILENCE):
+                change = await anext(changes)
+        except StopAsyncIteration:
+            raise _NoSet("the watch ended before the full set was there") from None
+        except TimeoutError:
+            raise _NoEnd(f"no end of the full set after {SET_SILENCE:g} s of silence") from None
+        if isinstance(change, UnreadableChange):
+            key = (change.object.namespace, change.object.name)
+            items.pop(key, None)
+            unreadable[key] = change.object
+        elif change.type is ChangeType.BOOKMARK:
+            if _ends_set(change.object):
+                break
+            continue
+        else:
+            key = _key(change.object)
+            unreadable.pop(key, None)
+            items[key] = change.object
+        if change.type is ChangeType.DELETED:
+            items.pop(key, None)
+            unreadable.pop(key, None)
+    version = _version(change)
+    if not version:
+        raise _NoEnd("the end of the full set has no version")
+    return Listed(items=list(items.values()), unreadable=list(unreadable.values()), resource_version=version)
+
+
+def _ends_set(bookmark: Any) -> bool:
+    return bool(bookmark.metadata.annotations.get(INITIAL_EVENTS_END) == "true")
+
+
+def _asks_for_list(client: KubeClient, query: Query[Any], error: ApiError, clock: Clock) -> bool:
+    """Whether a watch that gave no full set is to be followed by a list at once."""
+    if isinstance(error, ApiNotFound | Forbidden | Unauthorized):
+        return False  # so will the list be
+    if not isinstance(error, _NoSet):
+        # Servers that cannot do it say so in many ways: 422, an ERROR event with 500 because of an old etcd, nothing.
+        client.watch_lists.refused(clock.monotonic())
+    logger.info("watch without the full set, listing", extra={"what": str(query), "reason": str(error)})
+    return True
+
+
+def _is_worth_logging(query: Query[Any], error: ApiError, failures: int) -> bool:
     if isinstance(error, Forbidden):
         return failures >= len(QUICK_DELAYS)  # before that it is only early
-    return not isinstance(error, ApiDown) or failures in (0, 3)
+    return not isinstance(error, ApiDown) or (failures in (0, 3) and not query.one_of_many)
 
 
 def _delay(backoff: Backoff, error: ApiError, source: random.Random | None) -> float:
@@ -188,7 +266,7 @@ Key = tuple[str, str]
 
 class Reflector(Generic[K]):
     __slots__ = (
-        *("_client", "_clock", "_on_change", "_on_set", "_query", "_rest", "_source", "_store", "_synced"),
+        *("_client", "_clock", "_on_change", "_on_set", "_query", "_source", "_store", "_synced"),
         *("_unreadable", "_waiting", "name"),
     )
 
@@ -201,10 +279,9 @@ class Reflector(Generic[K]):
         on_set: Callable[[Sequence[K]], None] | None = None,
         on_change: Callable[[Change[K]], None] | None = None,
         source: random.Random | None = None,
-        rest: float = 0.0,
     ) -> None:
         """`on_set` gets the full set after every list and every change. `on_change` gets single changes; after a
-        list it gets the differences to what was known, deletions too. `rest`: see `list_and_watch`."""
+        list it gets the differences to what was known, deletions too."""
         self.name = f"reflector {query}"
         self._client = client
         self._query = query
@@ -212,7 +289,6 @@ class Reflector(Generic[K]):
         self._on_set = on_set
         self._on_change = on_change
         self._source = source
-        self._rest = rest
         self._store: dict[Key, K] = {}
         self._unreadable: dict[Key, Unreadable] = {}
         self._synced = False
@@ -268,7 +344,7 @@ class Reflector(Generic[K]):
             self._client.unreadable.hold(self, ())
 
     def _stream(self) -> AsyncGenerator[Listed[K] | Change[K] | UnreadableChange, None]:
-        return list_and_watch(self._client, self._query, self._clock, source=self._source, rest=self._rest)
+        return list_and_watch(self._client, self._query, self._clock, source=self._source)
 
     def _take(self, item: Listed[K] | Change[K] | UnreadableChange) -> None:
         if isinstance(item, Listed):

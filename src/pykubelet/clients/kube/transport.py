@@ -7,6 +7,7 @@ Does not cover: what the requests mean (client.py), connections and protocols (c
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import itertools
 import platform
@@ -20,9 +21,11 @@ from pykubelet.clients.http2.session import ConnectionEnded, NotProcessed, Strea
 from pykubelet.clients.kube.connections import Connections, ServerConnections
 from pykubelet.clients.kube.credentials import Identity
 from pykubelet.clients.kube.exchanges import Answer, Request, read_all
+from pykubelet.clients.kube.request_spans import carried, note_status, request_span
 from pykubelet.kit.backoff import jittered
 from pykubelet.kit.limits import TokenBucket
 from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tracing import Span
 from pykubelet.model.errors import (
     ApiAlreadyExists,
     ApiConflict,
@@ -93,12 +96,18 @@ def _retry_after(status: Status, header: str) -> float | None:
 REQUEST_TIMEOUT = 60.0
 LONGEST_LINE = 64 * 1024 * 1024
 """Bytes of one event; the server's store holds objects of a few MiB at most."""
+LINES_AT_ONCE = 20
+"""Lines of an endless answer after which the loop gets a turn, when many came together."""
 RETRIES = 10
 DEFAULT_QPS = 5.0
 DEFAULT_BURST = 10
 LONGEST_RETRY_AFTER = 30.0
 
+NO_ANSWER = "<error>"
+"""In place of a status code in metrics."""
+
 Query = Sequence[tuple[str, str]]
+_SIZES = (64.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0, 16777216.0)
 _BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 
 
@@ -122,8 +131,26 @@ class RequestMetrics:
             _BUCKETS,
         )
 
+        self._retries = registry.counter(
+            "rest_client_request_retries_total", "Requests that were sent again.", ("code", "verb", "host")
+        )
+        self._request_bytes = registry.histogram(
+            "rest_client_request_size_bytes", "Size of requests.", ("verb", "host"), _SIZES
+        )
+        self._answer_bytes = registry.histogram(
+            "rest_client_response_size_bytes", "Size of whole answers.", ("verb", "host"), _SIZES
+        )
+
+    def retried(self, method: str, host: str, code: str) -> None:
+        """`code` is that of the answer before, or NO_ANSWER."""
+        self._retries.inc(code, method, host)
+
+    def measured(self, method: str, host: str, *, sent: int, received: int) -> None:
+        self._request_bytes.observe(sent, method, host)
+        self._answer_bytes.observe(received, method, host)
+
     def requested(self, method: str, host: str, code: str, seconds: float) -> None:
-        """`code` is `<error>` when no answer came."""
+        """`code` is NO_ANSWER when none came."""
         self._total.inc(code, host, method)
         self._seconds.observe(seconds, host, method)
 
@@ -208,17 +235,20 @@ class Transport:
                 broken += 1
                 if broken > 1 or method == "POST":
                     raise
+                self._metrics.retried(method, self._server.host, NO_ANSWER)
             except _Unprocessed:
                 retries += 1
                 wait = _patience(retries)
                 if retries > RETRIES or self._clock.monotonic() + wait >= deadline:
                     raise
+                self._metrics.retried(method, self._server.host, NO_ANSWER)
                 await self._clock.sleep(wait)
             except ApiError as error:
                 wait = min(error.retry_after or 0.0, LONGEST_RETRY_AFTER)
                 retries += 1
                 if not wait or retries > RETRIES or self._clock.monotonic() + wait >= deadline:
                     raise
+                self._metrics.retried(method, self._server.host, str(error.code or NO_ANSWER))
                 await self._clock.sleep(wait)
 
     async def _turn(self, method: str) -> None:
@@ -240,7 +270,9 @@ class Transport:
             try:
                 headers = [*self._headers, *identity.headers]
                 request = Request(method="GET", url=self._url(path, query), headers=headers, silence=silence)
-                answer = await self._opened_stream(connections, request)
+                # Not as a block: it would become the parent of what the reader does between two events.
+                span = request_span(request)
+                answer = await self._opened_stream(connections, carried(request, span), span)
                 # Most watches are silent for most of their life: nothing is kept in variables while they wait.
                 del path, query, headers, request
                 try:
@@ -252,16 +284,36 @@ class Transport:
                             if found is not None:
                                 yield found
                             del found
+                            if len(lines.complete) % LINES_AT_ONCE == LINES_AT_ONCE - 1:
+                                await self._clock.sleep(0)
                 finally:
                     connections.forget(answer)
                     answer.leave()
+                    span.end()
             except OSError as error:  # TimeoutError is one
                 if connections.retired:
                     return
                 raise self._failure(connections, error) from error
 
-    async def _opened_stream(self, connections: Connections, request: Request) -> Answer:
-        """An endless answer that has begun well."""
+    async def _opened_stream(self, connections: Connections, request: Request, span: Span) -> Answer:
+        """An endless answer that has begun well; otherwise the span ends."""
+        try:
+            answer = await self._begun_stream(connections, request)
+            note_status(span, answer.status)
+            if answer.status < 300:
+                return answer
+            try:
+                async with asyncio.timeout(self._timeout):  # it may say a little now and then, for ever
+                    body = await read_all(answer)
+                raise error_of(answer.status, body, answer.retry_after)
+            finally:
+                answer.leave()
+        except BaseException as error:
+            span.fail(str(error))
+            span.end()
+            raise
+
+    async def _begun_stream(self, connections: Connections, request: Request) -> Answer:
         for tries in itertools.count(1):
             started = self._clock.monotonic()
             try:
@@ -272,25 +324,23 @@ class Transport:
                     raise
             await self._clock.sleep(_patience(tries))
         self._note("GET", str(answer.status), started)
-        if answer.status < 300:
-            return answer
-        try:
-            raise error_of(answer.status, await read_all(answer), answer.retry_after)
-        finally:
-            answer.leave()
+        return answer
 
     async def _call(self, connections: Connections, request: Request, deadline: float) -> bytes:
         started = self._clock.monotonic()
-        code = "<error>"
+        code = NO_ANSWER
         async with connections:
             try:
-                async with connections.calling(max(0.1, deadline - started)):
-                    answer = await connections.open(request)
-                    try:
-                        body = await read_all(answer)
-                    finally:
-                        answer.leave()
+                with request_span(request) as span:
+                    async with connections.calling(max(0.1, deadline - started)):
+                        answer = await connections.open(carried(request, span))
+                        try:
+                            body = await read_all(answer)
+                        finally:
+                            answer.leave()
+                    note_status(span, answer.status)
                 code = str(answer.status)
+                self._metrics.measured(request.method, self._server.host, sent=len(request.body), received=len(body))
                 if answer.status >= 300:
                     raise error_of(answer.status, body, answer.retry_after)
                 return body
@@ -344,23 +394,21 @@ def _is_broken(error: BaseException) -> bool:
 class _Lines:
     """Cuts a stream into lines. (aiohttp's readline refuses lines longer than its buffer; a Secret may be a MiB.)"""
 
-    __slots__ = ("_pending", "_size", "complete")
+    __slots__ = ("_rest", "complete")
 
     def __init__(self) -> None:
         self.complete: list[bytes] = []
         """The lines that are there as a whole, to be taken from the end."""
-        self._pending: list[bytes] = []
-        self._size = 0
+        self._rest = bytearray()  # not a list of pieces: a server may send single bytes
 
     def feed(self, chunk: bytes) -> bool:
         """False for the end. Raises ApiServerError for a line that is too long."""
-        first, *others = chunk.split(b"\n")
-        self._pending.append(first)
-        self._size += len(first)
-        if self._size > LONGEST_LINE:
-            raise ApiServerError(f"an event of more than {LONGEST_LINE} bytes")
-        if others:
-            lines = [b"".join(self._pending), *others[:-1]]
+        *lines, rest = chunk.split(b"\n")
+        if lines:
+            if self._rest:
+                lines[0], self._rest = bytes(self._rest + lines[0]), bytearray()
             self.complete = [line for line in reversed(lines) if line]
-            self._pending, self._size = [others[-1]] if others[-1] else [], len(others[-1])
+        self._rest += rest
+        if len(self._rest) > LONGEST_LINE:
+            raise ApiServerError(f"an event of more than {LONGEST_LINE} bytes")
         return bool(chunk)

@@ -15,7 +15,7 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from pykubelet.clients.grpc_connection import GrpcConnection
+from pykubelet.clients.grpc_connection import GrpcConnection, target_of
 from pykubelet.clients.plugins.port import PluginInfo
 from pykubelet.model.errors import PluginError
 from pykubelet.wire import pluginregistration_pb2 as wire
@@ -29,7 +29,7 @@ CONNECT_SECONDS = 10.0
 class PluginConnection:
     def __init__(self, socket: Path) -> None:
         self.socket = socket
-        self._grpc = GrpcConnection(str(socket), self._failure)
+        self._grpc = GrpcConnection(target_of(str(socket)), self._failure)
 
     async def __aenter__(self) -> PluginConnection:
         return self

@@ -20,7 +20,7 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from pykubelet.api.types import CSIDriverSpec, CSIPersistentVolumeSource
+from pykubelet.api.types import CSIDriverSpec, CSIPersistentVolumeSource, VolumeError
 from pykubelet.clients.host.port import Mounts, NodePaths
 from pykubelet.clients.plugins.port import CsiNode, CsiVolume
 from pykubelet.context import Context
@@ -51,6 +51,7 @@ from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.objects import CsiObjects
 from pykubelet.volumes.ownership import wait_for_ownership
 from pykubelet.volumes.plugins.plugin import RemotePlugin, SetUp, Waiting, make_folder
+from pykubelet.volumes.selinux import mount_option
 from pykubelet.volumes.spec import CSI, VolumeSpec, VolumeUsage
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ T = TypeVar("T")
 
 NODE_IS_FULL = 8
 """gRPC's ResourceExhausted, as an attacher reports it."""
+NOT_BY_AGENT = "attaching volumes from the kubelet is not supported (enableControllerAttachDetach is false)"
 FOLDERS_WITHIN = 120.0
 OWNERS_WITHIN = 3600.0
 
@@ -71,6 +73,8 @@ class _Publish(Struct, frozen=True, kw_only=True):
     client: CsiNode
     driver: CSIDriverSpec
     capabilities: frozenset[str]
+    label: str
+    """SELinux label to mount it with; empty: none."""
 
 
 class CsiVolumes(RemotePlugin):
@@ -109,6 +113,10 @@ class CsiVolumes(RemotePlugin):
         csi_driver = self._objects.driver(driver)
         return "" if csi_driver is not None and csi_driver.attach_required is False else unique_name(driver, handle)
 
+    def mounts_with_label(self, spec: VolumeSpec) -> bool:
+        driver = self._objects.driver(spec.csi.driver or "") if spec.csi is not None else None
+        return driver is not None and bool(driver.se_linux_mount)
+
     def in_use(self) -> Iterable[str]:
         """Includes volumes that could not be unstaged yet although no pod uses them."""
         return [self._unique(*record.key) for record in self._node_volumes.values()]
@@ -129,20 +137,43 @@ class CsiVolumes(RemotePlugin):
 
     # --- attaching ------------------------------------------------------------------------------
 
+    async def attach(self, spec: VolumeSpec) -> str:
+        raise VolumeProblem(NOT_BY_AGENT)
+
     async def attach_error(self, spec: VolumeSpec) -> str:
         """The attacher's error. If it says that the node is full, the reported limits are wrong: refresh them."""
         assert spec.csi is not None
         driver, handle = spec.csi.driver or "", spec.csi.volume_handle or ""
-        found = await self._objects.attachment(attachment_name(handle, driver, self._node_name))
-        error = found.status.attach_error if found is not None else None
+        error = await self._attach_error(driver, handle)
         if error is None:
             return ""
-        csi_driver = self._objects.driver(driver)
-        renews = csi_driver is not None and bool(csi_driver.node_allocatable_update_period_seconds)
-        if renews and error.error_code == NODE_IS_FULL and (driver, handle) not in self._limits_refreshed:
+        if self._says_full(driver, error) and (driver, handle) not in self._limits_refreshed:
             await self._drivers.refresh(driver)
             self._limits_refreshed.add((driver, handle))
         return error.message or ""
+
+    async def node_is_full(self, spec: VolumeSpec) -> bool:
+        assert spec.csi is not None
+        driver, handle = spec.csi.driver or "", spec.csi.volume_handle or ""
+        error = await self._attach_error(driver, handle)
+        if error is None or not self._says_full(driver, error):
+            return False
+        # The next pod is to find the true limit, also when it is the same volume's.
+        self._limits_refreshed.discard((driver, handle))
+        try:
+            await self._drivers.refresh(driver)
+        except PykubeletError as problem:
+            logger.warning("limits of a driver not renewed", extra={"driver": driver, "problem": str(problem)})
+        return True
+
+    async def _attach_error(self, driver: str, handle: str) -> VolumeError | None:
+        found = await self._objects.attachment(attachment_name(handle, driver, self._node_name))
+        return found.status.attach_error if found is not None and not found.status.attached else None
+
+    def _says_full(self, driver: str, error: VolumeError) -> bool:
+        """Only counts for drivers that let their limits be renewed: with others the scheduler would not learn of it."""
+        known = self._objects.driver(driver)
+        return error.error_code == NODE_IS_FULL and bool(known and known.node_allocatable_update_period_seconds)
 
     # --- mounting -------------------------------------------------------------------------------
 
@@ -162,6 +193,7 @@ class CsiVolumes(RemotePlugin):
                 client=client,
                 driver=driver or CSIDriverSpec(),
                 capabilities=await self._drivers.capabilities(source.driver, client),
+                label=await self._label(task, source, client),
             )
             volume = await self._csi_volume(op)
             staging = await self._stage(op, volume)
@@ -181,7 +213,7 @@ class CsiVolumes(RemotePlugin):
             access_mode=rules.access_mode(spec.access_modes, op.capabilities),
             block=spec.block,
             fs_type=source.fs_type,
-            mount_flags=spec.mount_options,
+            mount_flags=(*spec.mount_options, *mount_option(op.label)),
             mount_group=str(group) if group is not None else "",
             publish_context=await self._publish_context(spec, source),
             volume_context=source.attributes,
@@ -202,7 +234,7 @@ class CsiVolumes(RemotePlugin):
 
     async def _stage(self, op: _Publish, volume: CsiVolume) -> Path | None:
         spec, source, key = op.task.spec, op.source, op.source.key
-        record = source.record(spec, self._node_name)
+        record = source.record(spec, self._node_name, op.label)
         home, staging = self._record_home(record, spec.block), self._staging(record, spec.block)
         stages = rules.STAGE_UNSTAGE in op.capabilities and not source.ephemeral
         if spec.block or stages:
@@ -223,6 +255,24 @@ class CsiVolumes(RemotePlugin):
         self._staged.add(key)
         return staging
 
+    async def _label(self, task: SetUp, source: CsiSource, client: CsiNode) -> str:
+        """The SELinux label to mount with.
+
+        A mount has one: what is staged with another, maybe by an earlier run, has to go first, unless this pod has it.
+        """
+        spec, label = task.spec, task.label
+        known = self._node_volumes.get(self._record_home(source.record(spec, self._node_name), spec.block))
+        if known is None or known.label == label:
+            return label
+        if await self._run(partial(self._is_published, task.uid, spec), source.key):
+            return known.label
+        if await self._run(partial(self._has_users, known, spec.block), source.key):
+            raise VolumeProblem(
+                f"another pod has it mounted with SELinux label {known.label!r}, this one needs {label!r}"
+            )
+        await self._unstage(known, client, spec.block)
+        return label
+
     async def _publish(self, op: _Publish, volume: CsiVolume, staging: Path | None) -> bool:
         """True when the driver was called: it may have written to the volume."""
         spec, uid, source, key = op.task.spec, op.task.uid, op.source, op.source.key
@@ -230,7 +280,7 @@ class CsiVolumes(RemotePlugin):
         again = bool(op.driver.requires_republish)
         if not again and await self._run(partial(self._is_published, uid, spec), key):
             return False
-        record = source.record(spec, self._node_name)
+        record = source.record(spec, self._node_name, op.label)
         if spec.block:
             await self._run(partial(make_folder, target.parent), key)
         else:

@@ -33,6 +33,7 @@ _KEYS = {
     "node": "nodeName",
     "attachment": "attachmentID",
     "lifecycle": "volumeLifecycleMode",
+    "label": "seLinuxMountContext",
 }
 
 
@@ -45,6 +46,8 @@ class VolumeRecord(Struct, frozen=True, kw_only=True):
     node: str = ""
     attachment: str = ""
     lifecycle: str = PERSISTENT
+    label: str = ""
+    """SELinux label that it is mounted with."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -132,7 +135,7 @@ class CsiPaths(Struct, frozen=True):
 
 
 def write_record(folder: Path, record: VolumeRecord) -> None:
-    data = {key: getattr(record, field) for field, key in _KEYS.items()}
+    data = {key: text for field, key in _KEYS.items() if (text := getattr(record, field)) or field != "label"}
     write_atomic(folder / DATA_FILE, json.dumps(data).encode(), mode=0o600)
 
 

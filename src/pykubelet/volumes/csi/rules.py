@@ -105,7 +105,7 @@ class CsiSource(Struct, frozen=True, kw_only=True):
     def key(self) -> tuple[str, str]:
         return self.driver, self.handle
 
-    def record(self, spec: VolumeSpec, node: str) -> VolumeRecord:
+    def record(self, spec: VolumeSpec, node: str, label: str = "") -> VolumeRecord:
         return VolumeRecord(
             spec_name=spec.folder,
             handle=self.handle,
@@ -113,6 +113,7 @@ class CsiSource(Struct, frozen=True, kw_only=True):
             node=node,
             attachment=attachment_name(self.handle, self.driver, node),
             lifecycle=EPHEMERAL if self.ephemeral else PERSISTENT,
+            label=label,
         )
 
 

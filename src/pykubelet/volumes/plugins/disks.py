@@ -205,9 +205,19 @@ class DeviceMounts:
     """Disks of one plugin, each attached and mounted once on the node for all pods that use it."""
 
     def __init__(
-        self, *, mounts: Mounts, paths: NodePaths, plugin: str, top: Path, depth: int = 1, record_file: str = ""
+        self,
+        *,
+        mounts: Mounts,
+        paths: NodePaths,
+        plugin: str,
+        top: Path,
+        depth: int = 1,
+        record_file: str = "",
+        unmount: Callable[[Path], object] | None = None,
     ) -> None:
+        """`unmount`: how a disk is unmounted from its place, when not by the kernel alone."""
         self._mounts = mounts
+        self._unmount = unmount or mounts.unmount
         self._paths = paths
         self._plugin = plugin
         self._top = top
@@ -305,7 +315,7 @@ class DeviceMounts:
         """Release the disk unless another pod than that of the note `own` uses it; then remove the note."""
         with self._locks.acquire(str(place), seconds=LOCK_SECONDS if own is not None else 0.0) as locked:
             if locked and not self._is_used(place, own):  # else its other user will release it
-                self._mounts.unmount(place)
+                self._unmount(place)
                 if detach(place, record or self._recorded(place)):
                     self._forget(place)
                 else:

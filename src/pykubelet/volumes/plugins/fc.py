@@ -56,6 +56,9 @@ class FcVolume(MountedPlugin):
         self._devices = DeviceMounts(mounts=mounts, paths=paths, plugin=FC, top=self._top, record_file="fc.json")
         self._disks = disks or ScsiDisks(mounts=mounts)
 
+    def mounts_with_label(self, spec: VolumeSpec) -> bool:
+        return True
+
     def unique_name(self, spec: VolumeSpec) -> str:
         return f"{FC}/{unique_name(spec.volume.fc)}" if spec.volume.fc is not None else ""
 

@@ -362,6 +362,9 @@ class IscsiVolume(MountedPlugin):
         self._references = references
         self._claims = claims
 
+    def mounts_with_label(self, spec: VolumeSpec) -> bool:
+        return True
+
     def unique_name(self, spec: VolumeSpec) -> str:
         source = spec.volume.iscsi
         if source is None:

@@ -61,7 +61,9 @@ class SetUp:
     label: str = ""
     """SELinux label to mount it with; empty: none."""
     unique_name: str = ""
-    """Set when the control plane attaches it."""
+    """Set when it has to be attached."""
+    device: str = ""
+    """The device path from when it was attached; empty for kinds that look for it themselves."""
     feedback: Feedback = field(default_factory=Feedback, compare=False)
 
     @property
@@ -94,20 +96,32 @@ class VolumePlugin(Protocol):
         """Whether the runtime may relabel the volume for SELinux: only volumes that no one but the pod uses."""
         ...
 
+    def mounts_with_label(self, spec: VolumeSpec) -> bool:
+        """Whether the volume can be mounted with an SELinux label for all its files."""
+        ...
+
     def is_quick(self, spec: VolumeSpec) -> bool:
         """Whether set-up takes microseconds and cannot hang, so that it may run on the loop."""
         ...
 
     def unique_name(self, spec: VolumeSpec) -> str:
-        """Unique name of a volume the control plane attaches to nodes; empty for all others."""
+        """Unique name of a volume that has to be attached to nodes; empty for all others."""
         ...
 
     async def ready(self) -> None:
         """Wait until the synchronous questions below can be answered."""
         ...
 
+    async def attach(self, spec: VolumeSpec) -> str:
+        """Attach a volume that the control plane leaves to this agent; returns its device, if it has one by then."""
+        ...
+
     async def attach_error(self, spec: VolumeSpec) -> str:
         """Why the volume is not attached to this node; empty when unknown."""
+        ...
+
+    async def node_is_full(self, spec: VolumeSpec) -> bool:
+        """Whether the volume is not attached because this node has as many as it can have."""
         ...
 
     def reconstruct(self) -> None:
@@ -178,6 +192,9 @@ class PluginDefaults:
     requires_remount = False
     selinux_relabel = True
 
+    def mounts_with_label(self, spec: VolumeSpec) -> bool:
+        return False
+
     def is_quick(self, spec: VolumeSpec) -> bool:
         return False
 
@@ -196,8 +213,14 @@ class PluginDefaults:
     async def ready(self) -> None:
         return
 
+    async def attach(self, spec: VolumeSpec) -> str:
+        return ""
+
     async def attach_error(self, spec: VolumeSpec) -> str:
         return ""
+
+    async def node_is_full(self, spec: VolumeSpec) -> bool:
+        return False
 
     def mount_path(self, path: Path, spec: VolumeSpec) -> Path:
         return path

@@ -1,7 +1,11 @@
-"""All volume plugins by name, with the two smallest: image volumes, and volumes of unknown plugins found on disk."""
+"""All volume plugins by name, with the two smallest: image volumes, and volumes of unknown plugins found on disk.
+
+FlexVolume drivers are plugins too, made when a pod first uses one or volumes of it are found on disk.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pykubelet.clients.host.port import Mounts, NodePaths
@@ -10,6 +14,7 @@ from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.objects import VolumeObjects, VolumeRules
 from pykubelet.volumes.plugins.empty_dir import EmptyDir
 from pykubelet.volumes.plugins.fc import FcVolume
+from pykubelet.volumes.plugins.flex import FlexVolume
 from pykubelet.volumes.plugins.host_path import HostPath
 from pykubelet.volumes.plugins.iscsi import IscsiVolume
 from pykubelet.volumes.plugins.mounted import LocalVolume, NfsVolume
@@ -18,9 +23,39 @@ from pykubelet.volumes.plugins.projected import ConfigMapVolume, DownwardVolume,
 from pykubelet.volumes.spec import IMAGE, VolumeSpec
 
 
+class Plugins(dict[str, VolumePlugin]):
+    def __init__(
+        self,
+        known: Iterable[VolumePlugin],
+        *,
+        flex: Callable[[str], FlexVolume],
+        leftover: Callable[[str], VolumePlugin],
+    ) -> None:
+        super().__init__((plugin.name, plugin) for plugin in known)
+        self._flex = flex
+        self._leftover = leftover
+
+    def of(self, spec: VolumeSpec) -> VolumePlugin:
+        plugin = self.get(spec.plugin)
+        if spec.volume.flex_volume is not None and not isinstance(plugin, FlexVolume):
+            plugin = self[spec.plugin] = self._flex(spec.plugin)
+        if plugin is None:
+            raise VolumeProblem(f"no plugin {spec.plugin} is registered on this node")
+        return plugin
+
+    def of_found(self, name: str) -> VolumePlugin:
+        """The plugin of volumes that were found on disk."""
+        if name not in self:
+            driver = self._flex(name)
+            if driver.is_installed:
+                driver.reconstruct()
+            self[name] = driver if driver.is_installed else self._leftover(name)
+        return self[name]
+
+
 def make_plugins(
-    clock: Clock, *, mounts: Mounts, paths: NodePaths, objects: VolumeObjects, rules: VolumeRules
-) -> dict[str, VolumePlugin]:
+    clock: Clock, *, node: str, mounts: Mounts, paths: NodePaths, objects: VolumeObjects, rules: VolumeRules
+) -> Plugins:
     """All plugins but CSI, by name."""
     empty_dir = EmptyDir(mounts=mounts, paths=paths, allocatable_memory=rules.allocatable_memory, quotas=rules.quotas)
     plugins: list[VolumePlugin] = [empty_dir, HostPath(paths=paths), ImageVolume()]
@@ -32,7 +67,11 @@ def make_plugins(
         IscsiVolume(mounts=mounts, paths=paths, references=objects.references, claims=objects.claims),
         FcVolume(mounts=mounts, paths=paths),
     ]
-    return {plugin.name: plugin for plugin in plugins}
+    return Plugins(
+        plugins,
+        flex=lambda name: FlexVolume(name, node=node, mounts=mounts, paths=paths, objects=objects, rules=rules),
+        leftover=lambda name: Leftover(name, mounts=mounts, paths=paths),
+    )
 
 
 class ImageVolume(PluginDefaults):

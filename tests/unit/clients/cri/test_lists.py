@@ -17,8 +17,14 @@ from tests.unit.clients.cri.grpc_runtime import ScriptedRuntime, serving
 
 pytestmark = pytest.mark.real_loop
 
-ALL = ("StreamPodSandboxes", "StreamContainers", "StreamContainerStats", "StreamImages")
-UNARY = ("ListPodSandbox", "ListContainers", "ListContainerStats", "ListImages")
+ALL = (
+    *("StreamPodSandboxes", "StreamContainers", "StreamContainerStats", "StreamImages"),
+    *("StreamPodSandboxStats", "StreamPodSandboxMetrics"),
+)
+UNARY = (
+    *("ListPodSandbox", "ListContainers", "ListContainerStats", "ListImages"),
+    *("ListPodSandboxStats", "ListPodSandboxMetrics"),
+)
 
 
 def a_runtime() -> ScriptedRuntime:
@@ -28,11 +34,17 @@ def a_runtime() -> ScriptedRuntime:
     containers = [pb.Container(id=id) for id in "ab"]
     stats = [pb.ContainerStats(attributes=pb.ContainerAttributes(id=id)) for id in "ab"]
     images = [pb.Image(id=id) for id in "ab"]
+    pod_stats = [pb.PodSandboxStats(attributes=pb.PodSandboxAttributes(id=id)) for id in "ab"]
+    metrics = [pb.PodSandboxMetrics(pod_sandbox_id=id) for id in "ab"]
     runtime.answers |= {
         "ListPodSandbox": pb.ListPodSandboxResponse(items=sandboxes),
         "ListContainers": pb.ListContainersResponse(containers=containers),
         "ListContainerStats": pb.ListContainerStatsResponse(stats=stats),
         "ListImages": pb.ListImagesResponse(images=images),
+        "ListPodSandboxStats": pb.ListPodSandboxStatsResponse(stats=pod_stats),
+        "ListPodSandboxMetrics": pb.ListPodSandboxMetricsResponse(pod_metrics=metrics),
+        "StreamPodSandboxStats": [pb.StreamPodSandboxStatsResponse(pod_sandbox_stats=[one]) for one in pod_stats],
+        "StreamPodSandboxMetrics": [pb.StreamPodSandboxMetricsResponse(pod_sandbox_metrics=[one]) for one in metrics],
         "StreamPodSandboxes": [pb.StreamPodSandboxesResponse(pod_sandboxes=[one]) for one in sandboxes],
         "StreamContainers": [pb.StreamContainersResponse(containers=[one]) for one in containers],
         "StreamContainerStats": [pb.StreamContainerStatsResponse(container_stats=[one]) for one in stats],
@@ -51,6 +63,8 @@ async def all_lists(cri: GrpcCriClient) -> list[list[str]]:
         [each.id for each in await cri.list_containers()],
         [each.attributes.id for each in await cri.list_container_stats()],
         [each.id for each in await cri.list_images()],
+        [each.attributes.id for each in await cri.list_pod_sandbox_stats()],
+        [each.pod_sandbox_id for each in await cri.list_pod_sandbox_metrics()],
     ]
 
 
@@ -61,7 +75,7 @@ def asked(runtime: ScriptedRuntime, names: Sequence[str]) -> list[str]:
 async def test_lists_come_as_streams(tmp_path: Path) -> None:
     runtime = a_runtime()
     async with serving(tmp_path / "s", runtime) as endpoint, a_client(endpoint) as cri:
-        assert await all_lists(cri) == [["a", "b"]] * 4
+        assert await all_lists(cri) == [["a", "b"]] * 6
     assert asked(runtime, ALL) == [*ALL]
     assert asked(runtime, UNARY) == []
     left = runtime.time_left["StreamContainers"]
@@ -71,7 +85,7 @@ async def test_lists_come_as_streams(tmp_path: Path) -> None:
 async def test_without_the_gate_lists_are_one_answer(tmp_path: Path) -> None:
     runtime = a_runtime()
     async with serving(tmp_path / "s", runtime) as endpoint, a_client(endpoint, stream_lists=False) as cri:
-        assert await all_lists(cri) == [["a", "b"]] * 4
+        assert await all_lists(cri) == [["a", "b"]] * 6
     assert asked(runtime, ALL) == []
 
 
@@ -79,10 +93,10 @@ async def test_a_runtime_that_cannot_stream_is_asked_for_one_answer_and_not_trie
     runtime = a_runtime()
     del runtime.answers["StreamPodSandboxes"], runtime.answers["StreamImages"]
     async with serving(tmp_path / "s", runtime) as endpoint, a_client(endpoint) as cri:
-        assert await all_lists(cri) == [["a", "b"]] * 4
+        assert await all_lists(cri) == [["a", "b"]] * 6
         assert asked(runtime, ALL) == ["StreamPodSandboxes", "StreamImages"]
         runtime.requests.clear()
-        assert await all_lists(cri) == [["a", "b"]] * 4
+        assert await all_lists(cri) == [["a", "b"]] * 6
     assert asked(runtime, ALL) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 
 import hpack
 import pytest
@@ -362,3 +363,13 @@ def test_whatever_bytes_come_they_are_frames_or_a_fault(data: bytes) -> None:
             assert len(frame.payload) <= wire.LARGEST
     except Fault as fault:
         assert fault.code == wire.FRAME_SIZE_ERROR
+
+
+def test_single_bytes_cost_little_more_than_their_number() -> None:
+    session = started()
+    stream = session.open(GET, b"")
+    session.receive(headers(stream), 0.0)
+    for _ in range(10_000):
+        session.receive(data(stream, b"xy"), 0.0)
+    assert sum(sys.getsizeof(each) for each in stream.chunks) < 1.1 * 20_000
+    assert session.take(stream) == b"xy" * 10_000

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import ipaddress
+import re
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import h2.settings
 import pytest
+from aiohttp import web
 
 from pykubelet.clients.http2 import frames as wire
-from pykubelet.clients.kube import exchanges
+from pykubelet.clients.kube import dialing, exchanges
 from pykubelet.clients.kube import transport as transport_module
 from pykubelet.clients.kube.connections import ServerConnections, http2_health
 from pykubelet.clients.kube.kubeconfig import ClusterEntry, Kubeconfig, UserEntry
+from pykubelet.clients.kube.socks import ProxyRefused, login_message, target_address
 from pykubelet.clients.kube.transport import Transport
 from pykubelet.kit.clock import SystemClock
 from pykubelet.model.errors import ApiDown, ApiServerError
@@ -112,6 +116,21 @@ async def test_all_clients_of_a_login_share_as_few_connections_as_the_server_all
                 assert await client.request("POST", "/x", body=b"{}") == b"ok"
             assert len(server.open) == 2
         assert {len(peer.asked) > 200 for peer in server.peers} == {True, False}
+
+
+async def test_connections_apart_are_of_the_same_login_and_end_by_themselves(bench: Bench) -> None:
+    async with bench.server(watch) as server, bench.closing:
+        common = bench.connections(server.url)
+        await common.open()
+        apart = common.apart()
+        bench.closing.push_async_callback(apart.close)
+        clients = [Transport(each, agent="test", qps=-1) for each in (common, apart, apart)]
+        for client in clients:
+            assert await client.request("GET", "/x") == b"ok"
+        assert len(server.open) == 2
+        await common.close()
+        assert await clients[1].request("GET", "/x") == b"ok"
+        await until(lambda: len(server.open) == 1)
 
 
 async def test_first_300_watches_at_once_need_no_more_connections(bench: Bench) -> None:
@@ -250,6 +269,28 @@ async def test_many_who_wait_for_a_server_that_is_down_learn_it_from_one_attempt
             found = await asyncio.gather(*streams, return_exceptions=True)
         assert {type(each) for each in found} == {ApiDown}
         assert knocks == 1
+
+
+async def test_server_that_is_away_is_not_knocked_at_for_each_request(bench: Bench) -> None:
+    knocks = 0
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal knocks
+        knocks += 1
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    async with server, bench.closing:
+        transport = bench.transport(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        ends = CLOCK.monotonic() + 1.5
+        asked = 0
+        while CLOCK.monotonic() < ends:
+            asked += 1
+            with pytest.raises(ApiDown):
+                await transport.request("POST", "/x", body=b"{}")
+            await CLOCK.sleep(0.005)
+        assert asked > 50
+        assert 4 <= knocks <= 8, "at 0, about 0.06, 0.2, 0.4, 0.9 s"
 
 
 async def test_number_of_connections_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,3 +446,127 @@ async def test_proxy_that_refuses_is_named(bench: Bench, status: str) -> None:
         transport = bench.transport("https://api.example:1", proxy_url=f"http://127.0.0.1:{proxy.port}")
         with pytest.raises(ApiDown, match=r"the proxy 127\.0\.0\.1"):
             await transport.request("GET", "/x")
+
+
+@dataclass
+class SocksServer:
+    """A SOCKS5 server for one login, or for everybody; `answers` replaces what it says, message by message."""
+
+    login: tuple[bytes, bytes] | None = None
+    answers: list[bytes] | None = None
+    wanted: list[tuple[str, int]] = field(default_factory=list)
+    said: bytes = b""
+    port: int = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError):
+            await (self._play(reader, writer) if self.answers is not None else self._connect(reader, writer))
+        writer.close()
+
+    async def _play(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for answer in self.answers or ():
+            self.said += await reader.read(1000)
+            writer.write(answer)
+        if self.answers == [b""]:  # says nothing, and waits
+            await reader.read(1)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        version, count = await reader.readexactly(2)
+        methods = await reader.readexactly(count)
+        assert version == 5 and (2 in methods) is (self.login is not None)
+        writer.write(b"\x05\x02" if self.login is not None else b"\x05\x00")
+        if self.login is not None:
+            assert await reader.readexactly(1) == b"\x01"
+            user, password = [await reader.readexactly((await reader.readexactly(1))[0]) for _ in range(2)]
+            writer.write(b"\x01\x00" if (user, password) == self.login else b"\x01\x01")
+        head = await reader.readexactly(4)
+        assert head[:3] == b"\x05\x01\x00"
+        if head[3] == 3:
+            host = (await reader.readexactly((await reader.readexactly(1))[0])).decode()
+        else:
+            host = str(ipaddress.ip_address(await reader.readexactly(4 if head[3] == 1 else 16)))
+        port = int.from_bytes(await reader.readexactly(2), "big")
+        self.wanted.append((host, port))
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"\x05\x00\x00\x03\x04here\x12\x34")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_pipe(reader, far_writer))
+            tasks.create_task(_pipe(far_reader, writer))
+
+
+@asynccontextmanager
+async def socks(proxy: SocksServer) -> AsyncIterator[SocksServer]:
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+    async with server:
+        proxy.port = server.sockets[0].getsockname()[1]
+        yield proxy
+
+
+@pytest.mark.parametrize("scheme", ["socks5", "socks5h"])
+@pytest.mark.parametrize("host", ["api.example", "127.0.0.1"])
+async def test_http2_goes_through_a_socks_proxy(bench: Bench, scheme: str, host: str) -> None:
+    """The proxy resolves the name: here nobody could."""
+    async with bench.server(watch) as server, socks(SocksServer(login=(b"me", b"p@w"))) as proxy:
+        async with bench.closing:
+            url = f"{scheme}://me:p%40w@127.0.0.1:{proxy.port}"
+            transport = bench.transport(f"https://{host}:{server.port}", proxy_url=url)
+            async with watching(transport, 3):
+                assert await transport.request("GET", "/x") == b"ok"
+        await until(lambda: not server.open)
+    assert proxy.wanted == [(host, server.port)]
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_http1_goes_through_a_socks_proxy(bench: Bench, scheme: str) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({})
+
+    tls = bench.tls("http/1.1") if scheme == "https" else None
+    async with api_server.serving(answer, tls=tls) as server, socks(SocksServer()) as proxy:
+        environ = {f"{scheme.upper()}_PROXY": f"socks5://127.0.0.1:{proxy.port}"}
+        port = int(server.url.rpartition(":")[2])
+        async with bench.closing:
+            transport = bench.transport(f"{scheme}://api.example:{port}", environ)
+            for _ in range(3):
+                assert await transport.request("GET", "/x") == b"{}"
+    assert set(proxy.wanted) == {("api.example", port)}
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        ([b"\x05\xff"], "no acceptable authentication methods"),
+        ([b"\x05\x01"], "unsupported authentication method 1"),
+        ([b"\x04\x00"], "unexpected protocol version 4"),
+        ([b"HTTP/1.1 400 Bad Request\r\n\r\n"], "unexpected protocol version 72"),
+        ([b"\x05\x02", b"\x01\x01"], "username/password authentication failed"),
+        ([b"\x05\x00", b"\x05\x05\x00\x01\x00\x00\x00\x00\x00\x00"], "connection refused"),
+        ([b"\x05\x00", b"\x05\x63\x00\x01"], "unknown code: 99"),
+        ([b"\x05\x00", b"\x05\x00\x00\x09"], "unknown address type 9"),
+        ([b"\x05\x00", b"\x05\x00\x00\x03\xff"], "it closed the connection"),
+        ([b"\x05"], "it closed the connection"),
+    ],
+)
+async def test_socks_proxy_that_refuses_is_named(bench: Bench, answers: list[bytes], told: str) -> None:
+    async with socks(SocksServer(answers=answers)) as proxy, bench.closing:
+        transport = bench.transport("https://api.example:1", proxy_url=f"socks5://me:pw@127.0.0.1:{proxy.port}")
+        with pytest.raises(ApiDown, match=rf"the proxy 127\.0\.0\.1: {re.escape(told)}"):
+            await transport.request("GET", "/x")
+
+
+async def test_socks_proxy_that_says_nothing_is_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialing, "CONNECT_TIMEOUT", 0.05)
+    async with socks(SocksServer(answers=[b""])) as proxy, bench.closing:
+        transport = bench.transport("https://api.example:1", proxy_url=f"socks5://127.0.0.1:{proxy.port}")
+        with pytest.raises(ApiDown):
+            await transport.request("GET", "/x")
+
+
+def test_what_socks_cannot_carry_is_refused() -> None:
+    assert target_address("b\u00fccher.example")[:2] == b"\x03\x15"
+    assert target_address("::1") == b"\x04" + b"\0" * 15 + b"\x01"
+    for host in ("", "a" * 300, "\u00fc" * 100):
+        with pytest.raises(ProxyRefused):
+            target_address(host)
+    with pytest.raises(ProxyRefused):
+        login_message("u", "p" * 256)

@@ -22,10 +22,11 @@ from pykubelet.clients.kube.client import RestKubeClient
 from pykubelet.clients.kube.connections import ServerConnections
 from pykubelet.clients.kube.kubeconfig import ClusterEntry, Kubeconfig, UserEntry
 from pykubelet.clients.kube.port import Change
-from pykubelet.clients.kube.reflector import Query, Reflector
+from pykubelet.clients.kube.reflector import INITIAL_EVENTS_END, Query, Reflector
 from pykubelet.clients.kube.transport import Transport
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.tasks import running
+from tests.bed.rough_wire import rough_wire
 from tests.unit.clients.http2.servers import Asked, Http2Server, Peer, serving
 from tests.unit.clients.kube.api_server import an_authority
 
@@ -33,6 +34,8 @@ pytestmark = [pytest.mark.uvloop, pytest.mark.slow]
 
 CLOCK = SystemClock()
 OBJECTS, FAULTS = 40, 60
+WATCHES, RESTARTS = 60, 5
+QPS, BURST = 50, 30
 ENVIRON = {"HTTP2_READ_IDLE_TIMEOUT_SECONDS": "1", "HTTP2_PING_TIMEOUT_SECONDS": "1"}
 
 
@@ -67,6 +70,14 @@ class Store:
     def event(self, name: str, version: int) -> bytes:
         return json.dumps({"type": "MODIFIED", "object": self.document(name, version)}).encode() + b"\n"
 
+    def full_set(self, name: str) -> bytes:
+        """What a watch begins with if that is asked for."""
+        added = {"type": "ADDED", "object": self.document(name, self.latest(name))}
+        end = {"annotations": {INITIAL_EVENTS_END: "true"}, "resourceVersion": str(self.version)}
+        return b"".join(
+            json.dumps(each).encode() + b"\n" for each in (added, {"type": "BOOKMARK", "object": {"metadata": end}})
+        )
+
     async def answer(self, asked: Asked) -> None:
         query = dict(parse_qsl(urlsplit(asked.path).query))
         name = query["fieldSelector"].partition("=")[2]
@@ -75,7 +86,9 @@ class Store:
             asked.answer(json.dumps({"metadata": {"resourceVersion": str(self.version)}, "items": items}).encode())
             return
         asked.head()
-        for version, changed in self.log:
+        if "sendInitialEvents" in query:
+            asked.say(self.full_set(name))
+        for version, changed in self.log if "sendInitialEvents" not in query else ():
             if changed == name and version > int(query["resourceVersion"]):
                 asked.say(self.event(name, version))
         self.watches[asked] = name
@@ -150,11 +163,87 @@ async def test_no_change_is_lost_however_connections_end(tmp_path: Path, seed: i
                     while any(versions[-1:] != [store.latest(name)] for name, versions in seen.items()):
                         await CLOCK.sleep(0.05)
         await connections.close()
-    # One list, then every change once and in order.
+    # The full set, then every change once and in order.
     assert seen == {name: [1, *store.versions(name)][-len(seen[name]) :] for name in names}
     assert all(versions[-1] == store.latest(name) for name, versions in seen.items())
     assert len(server.requests) < FAULTS * OBJECTS  # each fault costs a watch at most a request or two
     assert len(server.peers) < 3 * FAULTS
+
+
+@dataclass
+class RestartedStore(Store):
+    """As an API server after a restart: what happened before it is not known any more."""
+
+    began: int = 0
+
+    async def answer(self, asked: Asked) -> None:
+        version = dict(parse_qsl(urlsplit(asked.path).query)).get("resourceVersion", "")
+        if version and 0 < int(version) < self.began:
+            asked.answer(json.dumps({"kind": "Status", "code": 410, "reason": "Expired"}).encode(), status=410)
+            return
+        await super().answer(asked)
+
+
+async def test_restarts_behind_a_rough_wire_lose_nothing_and_cause_no_stampede(tmp_path: Path) -> None:
+    source, store = random.Random(3), RestartedStore()
+    authority, tls = an_authority(tmp_path)
+    tls.set_alpn_protocols(["h2"])
+    limit = {h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: 25}
+    names = [f"map-{number}" for number in range(WATCHES)]
+    asked: list[float] = []
+
+    async def answer(request: Asked) -> None:
+        asked.append(CLOCK.monotonic())
+        await store.answer(request)
+
+    async with (
+        serving(answer, tls=tls, settings=limit) as server,
+        rough_wire(server.port, clock=CLOCK, source=source) as wire_,
+    ):
+        url = server.url.replace(str(server.port), str(wire_.port))
+        cluster = ClusterEntry(server=url, ca_data=authority.pair.certificate.read_bytes())
+        config = Kubeconfig(cluster=cluster, user=UserEntry(), source="test")
+        connections = ServerConnections(config, clock=CLOCK, environ=ENVIRON)
+        client = RestKubeClient(Transport(connections, agent="test", qps=QPS, burst=BURST))
+        reflectors = [
+            Reflector(
+                client=client,
+                query=Query(kind=ConfigMap, namespace="default", field_selector=f"metadata.name={name}"),
+                clock=CLOCK,
+            )
+            for name in names
+        ]
+        wire_.delay = 0.02
+        async with running(*reflectors):
+            for _ in range(RESTARTS):
+                await _until_current(reflectors, names, store)
+                wire_.drop(0.3)
+                await server.stop()
+                for name in source.sample(names, WATCHES // 2):
+                    store.change(name)
+                await CLOCK.sleep(source.uniform(0.0, 0.5))
+                store.began, store.watches = store.version, {}
+                await server.start()
+            await _until_current(reflectors, names, store)
+        await connections.close()
+    assert max(_in_a_second(asked)) <= BURST + QPS + 10
+    assert max(_in_a_second(wire_.opened)) <= 15, "connections are asked for one at a time, and not without end"
+
+
+async def _until_current(reflectors: list[Reflector[ConfigMap]], names: list[str], store: Store) -> None:
+    async with asyncio.timeout(40):
+        while not all(_has(each, name, store) for each, name in zip(reflectors, names, strict=True)):
+            await CLOCK.sleep(0.05)
+
+
+def _has(reflector: Reflector[ConfigMap], name: str, store: Store) -> bool:
+    found = reflector.get(name, "default")
+    return found is not None and found.data == {"version": str(store.latest(name))}
+
+
+def _in_a_second(times: list[float]) -> list[int]:
+    """How many there are in the second from each on."""
+    return [sum(1 for other in times if time <= other < time + 1) for time in times]
 
 
 def _note(seen: list[int], change: Change[ConfigMap]) -> None:

@@ -16,7 +16,7 @@ from pykubelet.api.types import (
 from pykubelet.clients.kube.readers import BundlesUnavailable, TrustBundleWatcher, selects
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
-from pykubelet.model.errors import ApiDown
+from pykubelet.model.errors import ApiNotFound
 from tests.fakes.fake_kube import FakeKube
 
 
@@ -56,11 +56,13 @@ async def test_a_server_without_them() -> None:
     clock = LoopClock()
     kube = FakeKube(clock)
     for _ in range(20):
-        kube.fail_next("list", ApiDown("no such resource"))
+        kube.fail_next("watch", ApiNotFound("the server could not find the requested resource"))
+        kube.fail_next("list", ApiNotFound("the server could not find the requested resource"))
     watcher = TrustBundleWatcher(kube=kube, clock=clock)
     async with running(watcher):
         with pytest.raises(BundlesUnavailable, match="could not be read within 10 s"):
             await watcher.by_name("root")
+    assert kube.watch_lists.usable(clock.monotonic()), "one missing resource says nothing about watches"
 
 
 @pytest.mark.parametrize(

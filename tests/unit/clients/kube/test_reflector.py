@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,18 +13,31 @@ import pytest
 
 from pykubelet.api.types import ConfigMap, ObjectMeta
 from pykubelet.clients.kube import reflector as reflector_module
-from pykubelet.clients.kube.port import Change, ChangeType
-from pykubelet.clients.kube.reflector import Query, Reflector, list_all
+from pykubelet.clients.kube.port import ASK_AGAIN, Change, ChangeType, WatchLists
+from pykubelet.clients.kube.reflector import INITIAL_EVENTS_END, SET_SILENCE, Query, Reflector, list_all
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import ApiDown, ApiServerError, Expired, Forbidden, TooManyRequests
-from tests.fakes.fake_kube import FakeKube
+from tests.fakes.fake_kube import Call, FakeKube
 
 QUERY = Query(kind=ConfigMap, namespace="default")
 
 
 def a_map(name: str, **data: str) -> ConfigMap:
     return ConfigMap(metadata=ObjectMeta(name=name, namespace="default"), data=data)
+
+
+@pytest.fixture(params=[True, False], ids=["watch-list", "list"], autouse=True)
+def _server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test on a server whose watches may begin with the full set, and on one that lists only."""
+    monkeypatch.setattr(FakeKube, "has_watch_lists", request.param)
+
+
+def full_sets(kube: FakeKube) -> int:
+    """How often the full set was asked for in vain or not, in whichever way the server has."""
+    if kube.has_watch_lists:
+        return len([call for call in kube.calls_of("watch") if call.body in ("0", "")])
+    return len(kube.calls_of("list"))
 
 
 class Heard:
@@ -92,7 +105,7 @@ async def test_ended_watch_resumes_where_it_was_without_listing() -> None:
         kube.add(a_map("b"))
         await settle(2)
     assert heard.changes == [("ADDED", "a"), ("ADDED", "b")]
-    assert len(kube.calls_of("list")) == 1
+    assert full_sets(kube) == 1
 
 
 async def test_bookmarks_move_the_version_and_are_not_told() -> None:
@@ -107,7 +120,7 @@ async def test_bookmarks_move_the_version_and_are_not_told() -> None:
         kube.add(a_map("a"))
         await settle()
     assert heard.changes == [("ADDED", "a")]
-    assert len(kube.calls_of("list")) == 1, "the bookmark made resuming possible after the compaction"
+    assert full_sets(kube) == 1, "the bookmark made resuming possible after the compaction"
 
 
 async def test_expired_version_lists_again_and_tells_the_differences() -> None:
@@ -164,12 +177,54 @@ async def test_server_that_is_back_is_noticed_within_seconds() -> None:
         assert heard.changes == [("ADDED", "a")]
 
 
+async def test_many_watches_come_back_after_outages_without_a_stampede_and_lose_nothing() -> None:
+    """Below them is the limit of requests a second; here they must spread by themselves."""
+    clock, source = LoopClock(), random.Random(5)
+    kube = FakeKube(clock)
+    names = [f"m{number}" for number in range(100)]
+    for name in names:
+        kube.add(a_map(name, v="0"))
+    reflectors = [
+        Reflector(
+            client=kube,
+            query=Query(kind=ConfigMap, namespace="default", field_selector=f"metadata.name={name}"),
+            clock=clock,
+            source=random.Random(number),
+        )
+        for number, name in enumerate(names)
+    ]
+    async with running(*reflectors):
+        for outage in range(1, 6):
+            await settle(20)
+            kube.stop()
+            for name in names:
+                kube.change(a_map(name, v=str(outage)))
+            await settle(source.uniform(15, 60))
+            if outage % 2:
+                kube.compact()  # as after a restart: what was missed cannot be asked for
+            before = len(kube.calls)
+            kube.start()
+            seconds = []
+            for _ in range(8):
+                await settle(1)
+                seconds.append(len(kube.calls) - before)
+                before += seconds[-1]
+            # Once to go on; after a restart to learn that it cannot, for the full set, and to go on from there.
+            most = 3 if outage % 2 else 1
+            assert 100 <= sum(seconds) <= 100 * most + 1
+            assert max(seconds) < 45 * most, seconds
+            for reflector, name in zip(reflectors, names, strict=True):
+                found = reflector.get(name, "default")
+                assert found is not None and found.data == {"v": str(outage)}
+
+
 async def test_refusals_are_asked_less_and_less_often() -> None:
     kube = FakeKube(LoopClock())
     kube.fail_next("list", Forbidden("no"), times=1000)
+    kube.fail_next("watch", Forbidden("no"), times=1000)
     async with reflecting(kube, Heard()):
         await settle(600)
-    assert 10 <= len(kube.calls_of("list")) <= 30
+    assert 10 <= len(kube.calls) <= 30
 
 
 async def test_lists_come_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,3 +276,136 @@ async def test_selected_object_that_leaves_the_selection_is_deleted_for_the_watc
         kube.change(msgspec.structs.replace(made, metadata=msgspec.structs.replace(made.metadata, labels={})))
         await settle()
     assert seen == [ChangeType.ADDED, ChangeType.DELETED]
+
+
+WITH_WATCH_LISTS = pytest.mark.parametrize("_server", [True], indirect=True)
+WITHOUT_WATCH_LISTS = pytest.mark.parametrize("_server", [False], indirect=True)
+
+
+class OddKube(FakeKube):
+    """Begins its watches with the full set in its own way: a list of changes, then `after`."""
+
+    def __init__(self, beginning: list[Change[ConfigMap]], after: str) -> None:
+        super().__init__(LoopClock())
+        self.beginning = beginning
+        self.after = after
+
+    async def watch(self, *words: Any, **named: Any) -> AsyncGenerator[Any, None]:
+        if not named["initial_events"]:
+            async for change in super().watch(*words, **named):
+                yield change
+            return
+        self.calls.append(Call("watch", words[0], body=named["resource_version"]))
+        for change in self.beginning:
+            yield change
+        if self.after == "silence":
+            await asyncio.Event().wait()
+        elif self.after == "down":
+            self.after = "end"
+            raise ApiDown("connection reset")
+
+
+def added(name: str, version: str, kind: ChangeType = ChangeType.ADDED, **annotations: str) -> Change[ConfigMap]:
+    metadata = ObjectMeta(name=name, namespace="default", resource_version=version, annotations=annotations)
+    return Change(kind, ConfigMap(metadata=metadata))
+
+
+END = added("", "9", ChangeType.BOOKMARK, **{INITIAL_EVENTS_END: "true"})
+
+
+@WITH_WATCH_LISTS
+async def test_full_set_and_changes_are_one_request() -> None:
+    kube, heard = FakeKube(LoopClock()), Heard()
+    kube.add(a_map("a"))
+    kube.add(a_map("b"))
+    async with reflecting(kube, heard):
+        await settle()
+        kube.add(a_map("c"))
+        await settle()
+    assert heard.sets == [["a", "b"], ["a", "b", "c"]]
+    assert [(call.verb, call.body) for call in kube.calls] == [("watch", "0")]
+
+
+@WITH_WATCH_LISTS
+@pytest.mark.parametrize("after", ["end", "silence", "down"])
+async def test_half_a_set_is_never_shown(after: str) -> None:
+    kube, heard = OddKube([added("half", "3")], after), Heard()
+    kube.add(a_map("a"))
+    kube.add(a_map("b"))
+    async with reflecting(kube, heard) as reflector:
+        await settle(0.5)
+        assert reflector.synced == (after == "end")
+        await settle(SET_SILENCE + 5)
+        kube.add(a_map("c"))
+        await settle()
+    assert heard.sets == [["a", "b"], ["a", "b", "c"]]
+    assert heard.changes == [("ADDED", "a"), ("ADDED", "b"), ("ADDED", "c")]
+
+
+@WITH_WATCH_LISTS
+async def test_changes_before_the_end_of_the_set_belong_to_it() -> None:
+    beginning = [
+        added("a", "1"),
+        added("b", "2"),
+        added("", "3", ChangeType.BOOKMARK),
+        added("a", "4", ChangeType.DELETED),
+        added("b", "5", ChangeType.MODIFIED),
+        added("c", "6"),
+        END,
+    ]
+    kube, heard = OddKube(beginning, "silence"), Heard()
+    async with reflecting(kube, heard) as reflector:
+        assert await reflector.wait_synced(within=1)
+        found = reflector.get("b", "default")
+        assert found is not None and found.metadata.resource_version == "5"
+    assert heard.sets == [["b", "c"]]
+    assert kube.calls_of("list") == []
+
+
+@WITH_WATCH_LISTS
+async def test_lost_events_ask_for_the_newest_set() -> None:
+    kube, heard = FakeKube(LoopClock()), Heard()
+    async with reflecting(kube, heard):
+        await settle()
+        kube.add(a_map("a"))
+        kube.compact()
+        kube.break_watches(Expired("too old resource version", code=410))
+        await settle(1)
+    assert [call.body for call in kube.calls_of("watch")] == ["0", ""]
+    assert heard.changes == [("ADDED", "a")]
+
+
+@WITH_WATCH_LISTS
+async def test_object_of_the_set_that_cannot_be_read_is_left_out_and_known() -> None:
+    kube = FakeKube(LoopClock())
+    kube.add(a_map("a"))
+    kube.add(a_map("odd"))
+    kube.spoil(ConfigMap, "odd", "default", why="data: Expected `object`")
+    async with reflecting(kube, Heard()) as reflector:
+        assert await reflector.wait_synced(within=1)
+        assert [each.metadata.name for each in reflector.all()] == ["a"]
+        assert [each.name for each in kube.unreadable.now()] == ["odd"]
+
+
+@WITHOUT_WATCH_LISTS
+async def test_server_that_cannot_is_asked_once_for_all_and_again_much_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    kube = FakeKube(LoopClock())
+    async with reflecting(kube, Heard()):
+        await settle()
+        async with reflecting(kube, Heard()), reflecting(kube, Heard()):
+            await settle()
+        assert [call.body for call in kube.calls_of("watch")] == ["0", "100", "100", "100"]
+        monkeypatch.setattr(FakeKube, "has_watch_lists", True)
+        await settle(ASK_AGAIN)
+        kube.break_watches(Expired("too old resource version", code=410))
+        await settle(1)
+    assert kube.calls[-1].verb == "watch" and kube.calls[-1].body == ""
+
+
+@WITH_WATCH_LISTS
+async def test_gate_switches_it_off() -> None:
+    kube = FakeKube(LoopClock())
+    kube.watch_lists = WatchLists(enabled=False)
+    async with reflecting(kube, Heard()):
+        await settle()
+    assert [call.verb for call in kube.calls] == ["list", "watch"]

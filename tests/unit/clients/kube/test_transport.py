@@ -19,8 +19,9 @@ from aiohttp import web
 
 from pykubelet.clients.kube import dialing
 from pykubelet.clients.kube.connections import ServerConnections
+from pykubelet.clients.kube.exchanges import FIRST_PAUSE
 from pykubelet.clients.kube.kubeconfig import ClusterEntry, ExecEntry, Kubeconfig, KubeconfigError, UserEntry
-from pykubelet.clients.kube.transport import RequestMetrics, Transport
+from pykubelet.clients.kube.transport import LINES_AT_ONCE, RequestMetrics, Transport, _Lines
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import (
@@ -101,6 +102,8 @@ async def test_requests_and_waits_are_counted(serving: Serving) -> None:
     assert metrics.counter("rest_client_requests_total", "").value("200", host, "GET") == 2
     assert metrics.histogram("rest_client_request_duration_seconds", "").count(host, "GET") == 2
     assert metrics.histogram("rest_client_rate_limiter_duration_seconds", "").count("GET", host) == 2
+    assert metrics.histogram("rest_client_request_size_bytes", "").count("GET", host) == 2
+    assert metrics.histogram("rest_client_response_size_bytes", "").count("GET", host) == 2
 
 
 @pytest.mark.parametrize(
@@ -164,13 +167,17 @@ async def test_server_that_asks_for_patience_is_asked_again(serving: Serving) ->
         code = answers.pop(0)
         return web.json_response({}, status=code, headers={"Retry-After": "1"} if code != 200 else {})
 
+    metrics = Registry()
     async with serving(busy) as server:
-        transport = a_transport(server.url)
+        transport = a_transport(server.url, metrics=RequestMetrics(metrics))
         began = asyncio.get_running_loop().time()
         await transport.request("POST", "/x", body=b"{}")
         assert asyncio.get_running_loop().time() - began >= 2
         await transport.close()
     assert answers == []
+    host = server.url.partition("://")[2]
+    retries = metrics.counter("rest_client_request_retries_total", "")
+    assert [retries.value(code, "POST", host) for code in ("429", "503", "200")] == [1, 1, 0]
 
 
 async def test_patience_ends_with_the_deadline(serving: Serving) -> None:
@@ -193,6 +200,7 @@ async def test_server_that_is_not_there_is_down_and_later_back(serving: Serving)
         with pytest.raises(ApiDown):
             await transport.request("GET", "/x")
         await server.start()
+        await SystemClock().sleep(2 * FIRST_PAUSE)
         await transport.request("GET", "/x")
         await transport.close()
 
@@ -246,6 +254,18 @@ async def test_stream_gives_whole_lines_however_long(serving: Serving) -> None:
     assert got == [b"one", b"two", big, b"last"]
 
 
+def test_lines_are_cut_from_pieces_of_any_size() -> None:
+    text = b"first\n\nsecond\nlast"
+    for size in range(1, len(text) + 1):
+        lines, found = _Lines(), []
+        for at in range(0, len(text), size):
+            assert lines.feed(text[at : at + size])
+            while lines.complete:
+                found.append(lines.complete.pop())
+        assert found == [b"first", b"second"]
+        assert not lines.feed(b"")
+
+
 async def test_stream_refused_is_an_error_of_its_own(serving: Serving) -> None:
     async def refuse(request: web.Request) -> web.Response:
         return web.json_response({"message": "too old resource version", "reason": "Expired"}, status=410)
@@ -255,6 +275,46 @@ async def test_stream_refused_is_an_error_of_its_own(serving: Serving) -> None:
         with pytest.raises(Expired):
             await anext(transport.stream("/x", silence=5, read=as_it_is))
         await transport.close()
+
+
+async def test_stream_refused_with_an_answer_that_never_ends_is_given_up(serving: Serving) -> None:
+    async def drip(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(status=500)
+        await response.prepare(request)
+        while not request.app[LEAVING].is_set():
+            await response.write(b".")
+            await SystemClock().sleep(0.02)
+        return response
+
+    async with serving(drip) as server:
+        transport = a_transport(server.url, timeout=0.5)
+        with pytest.raises(ApiDown, match="no answer in time"):
+            await anext(transport.stream("/x", silence=5, read=as_it_is))
+        await transport.close()
+
+
+async def test_loop_has_turns_while_many_lines_are_read(serving: Serving) -> None:
+    async def many(request: web.Request) -> web.Response:
+        return web.Response(body=b"line\n" * 5000)
+
+    turns = [0]
+    """Lines read in each turn of other work."""
+
+    async def other_work() -> None:
+        while True:
+            turns.append(0)
+            await asyncio.sleep(0)
+
+    async with serving(many) as server:
+        transport = a_transport(server.url)
+        stream = transport.stream("/x", silence=5, read=as_it_is)
+        assert await anext(stream) == b"line"
+        other = asyncio.create_task(other_work())
+        async for _ in stream:
+            turns[-1] += 1
+        other.cancel()
+        await transport.close()
+    assert max(turns) <= LINES_AT_ONCE
 
 
 async def silent(request: web.Request) -> web.StreamResponse:

@@ -1,0 +1,131 @@
+"""What 300 watched objects cost a whole agent, beside the Go kubelet: connections, memory, processor time.
+
+Each agent runs 100 pods in the same bed, first without volumes, then with three config maps and secrets in each. The
+difference in memory is what an object costs, its volume and its watch; the processor time at rest is that of the whole
+agent with 100 running pods. Then the objects change a thousand times a minute.
+`python -m bench.watched_pods [go|pykubelet] [plain|watched]` measures one of the four (all of them, if not told which),
+keeps it in bench/watched_pods.json and puts the table into docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from bench.api_path import SCRIPT, GoAgent, joined_agent, phase_of
+from bench.report import DOCUMENT, update_document
+from bench.watches import CHANGES_PER_MINUTE, a_pod, change, connections, memory_kib, prepare
+from tests.bed.agent import BedAgent
+from tests.bed.cluster import Cluster, running_cluster
+from tests.bed.parts import scratch_folder
+from tests.bed.runtime import BUSYBOX, BedContainerd, running_containerd
+
+from pykubelet.clients.kube.patch import plain
+
+PODS = 100
+SETTLE, REST = 20.0, 40.0
+RUNNING_WITHIN, GONE_WITHIN = 300.0, 180.0
+AGENTS: dict[str, type[BedAgent]] = {"go": GoAgent, "pykubelet": BedAgent}
+SHAPES = ("plain", "watched")
+RESULTS = Path(__file__).parent / "watched_pods.json"
+MARKS = ("<!-- watched-pods:begin -->", "<!-- watched-pods:end -->")
+
+
+def measure(kind: str, shape: str, cluster: Cluster, containerd: BedContainerd, folder: Path) -> dict[str, float]:
+    watched = shape == "watched"
+    if watched:
+        uvloop.run(prepare(cluster.admin_kubeconfig, PODS))
+    with joined_agent(AGENTS[kind], kind, cluster, containerd, folder, gone_within=GONE_WITHIN) as (agent, shown):
+        names = [f"pod-{number}" for number in range(PODS)]
+        began = time.monotonic()
+        cluster.apply(*(manifest(number, agent.node, watched=watched) for number in range(PODS)))
+        shown.wait(
+            "all pods running", lambda found: all(phase_of(found, name) == "Running" for name in names), RUNNING_WITHIN
+        )
+        found: dict[str, float] = {"all_running_s": round(time.monotonic() - began, 1)}
+        time.sleep(SETTLE)
+        found["connections"] = connections(agent.pid, cluster.port)
+        found["memory_kib"] = memory_kib(agent.pid)
+        found["cpu_percent_at_rest"] = used(agent, lambda: time.sleep(REST))
+        if watched:
+            found["cpu_percent_under_changes"] = used(
+                agent, lambda: uvloop.run(change(cluster.admin_kubeconfig, PODS, CHANGES_PER_MINUTE))
+            )
+            found["memory_kib_after_changes"] = memory_kib(agent.pid)
+    return found
+
+
+def used(agent: BedAgent, work: Callable[[], object]) -> float:
+    """Percent of a processor that the agent used meanwhile."""
+    before, began = ticks(agent.pid), time.monotonic()
+    work()
+    return round(100 * (ticks(agent.pid) - before) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - began), 2)
+
+
+def ticks(process: int) -> int:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def manifest(number: int, node: str, *, watched: bool) -> dict[str, Any]:
+    container = {"name": "app", "image": BUSYBOX, "imagePullPolicy": "IfNotPresent", "command": ["sh", "-c", SCRIPT]}
+    spec: dict[str, Any] = {"nodeName": node, "terminationGracePeriodSeconds": 1, "containers": [container]}
+    spec["automountServiceAccountToken"] = False
+    if watched:
+        spec["volumes"] = plain(a_pod(number))["spec"]["volumes"]
+        container["volumeMounts"] = [
+            {"name": each["name"], "mountPath": f"/{each['name']}"} for each in spec["volumes"]
+        ]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"pod-{number}"}, "spec": spec}
+
+
+def table(results: dict[str, dict[str, dict[str, float]]], commit: str) -> str:
+    agents = [name for name in AGENTS if all(shape in results.get(name, {}) for shape in SHAPES)]
+    titles = {"go": "Go kubelet 1.36.4", "pykubelet": "pykubelet"}
+    watched = {name: results[name]["watched"] for name in agents}
+    kib = {name: (watched[name]["memory_kib"] - results[name]["plain"]["memory_kib"]) / (3 * PODS) for name in agents}
+    rows = [
+        ("connections to the API server", [f"{watched[name]['connections']:g}" for name in agents]),
+        ("memory, pods without volumes", [f"{results[name]['plain']['memory_kib'] / 1024:.1f} MiB" for name in agents]),
+        ("memory, pods with the objects", [f"{watched[name]['memory_kib'] / 1024:.1f} MiB" for name in agents]),
+        ("so for each object, its volume and watch", [f"{kib[name]:.1f} KiB" for name in agents]),
+        ("CPU at rest, without objects", [f"{results[name]['plain']['cpu_percent_at_rest']:g} %" for name in agents]),
+        ("CPU at rest, with the objects", [f"{watched[name]['cpu_percent_at_rest']:g} %" for name in agents]),
+        (
+            f"CPU, {CHANGES_PER_MINUTE} changes a minute",
+            [f"{watched[name]['cpu_percent_under_changes']:g} %" for name in agents],
+        ),
+    ]
+    lines = [f"{PODS} running pods, {3 * PODS} objects, commit {commit}:", ""]
+    lines.append(f"| figure | {' | '.join(titles[name] for name in agents)} |")
+    lines.append("|---" * (len(agents) + 1) + "|")
+    return "\n".join([*lines, *(f"| {title} | {' | '.join(values)} |" for title, values in rows)])
+
+
+def main(words: list[str]) -> None:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    report: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"results": {}}
+    report["commit"] = commit.stdout.strip()
+    for kind in [name for name in AGENTS if not set(words) & set(AGENTS) or name in words]:
+        for shape in [name for name in SHAPES if not set(words) & set(SHAPES) or name in words]:
+            with (
+                running_containerd() as containerd,
+                running_cluster(new_etcd=True) as cluster,
+                scratch_folder("pklwatch-") as folder,
+            ):
+                found = measure(kind, shape, cluster, containerd, folder)
+            report["results"].setdefault(kind, {})[shape] = found
+            print(kind, shape, json.dumps(found), flush=True)
+            RESULTS.write_text(json.dumps(report, indent=2) + "\n")
+    update_document(table(report["results"], report["commit"]), DOCUMENT, MARKS)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
