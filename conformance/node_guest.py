@@ -19,7 +19,7 @@ from conformance.report import GO
 from hosts.image import PAYLOAD, VENV
 from hosts.machine import Disk, Kind, Machine, booted
 from hosts.node import Node, payload
-from hosts.payload import Payload
+from hosts.payload import SITE, Payload
 from tests.bed.cluster import go_programs
 
 KIND = Kind(name="node-suite", cpus=4, memory="6G", numa=True, disks=(Disk(name="swap", size="1G"),))
@@ -28,6 +28,7 @@ UNIT = "node-suite"
 ENDPOINT = "unix:///run/containerd/containerd.sock"
 NODE = "guest"
 LOOK_EVERY = 10.0
+RELAY = "relay/logind_relay.py"
 PATIENT = ("--server-start-timeout=30m",)
 """The suite's own API server needs longer than its two minutes on an emulated machine."""
 KEPT = ("ginkgo.json", "ginkgo.log", "report/kubelet.log", "report/services.log")
@@ -52,6 +53,8 @@ def run(agent: str, folder: Path, ginkgo: Sequence[str], suite: Sequence[str]) -
                 machine.run(f"ctr -n k8s.io images tag --force {each.archive.name} {name}")
         machine.run("mkswap -q /dev/disk/by-id/virtio-swap && swapon /dev/disk/by-id/virtio-swap")
         put_kubelet(machine, agent)
+        if agent != GO:
+            relay_logind(machine)
         before, after = ginkgo_command(
             f"{PAYLOAD}/bin/ginkgo", f"{HOME}/e2e_node.test", home=HOME, endpoint=ENDPOINT, node=NODE
         )
@@ -73,7 +76,8 @@ def disk(agent: str, built: Sequence[Named]) -> Payload:
         programs.append(go_programs("controlplane") / "kubelet")
     basis = payload(*programs)
     more = {archive(number): each.archive.data for number, each in enumerate(built)}
-    return Payload(programs=basis.programs, files={**basis.files, **more})
+    more[RELAY] = (Path(__file__).with_name("logind_relay.py")).read_bytes()
+    return Payload(programs=basis.programs, files={**basis.files, **more}, tests=agent != GO)
 
 
 def put_kubelet(machine: Machine, agent: str) -> None:
@@ -92,6 +96,16 @@ def put_kubelet(machine: Machine, agent: str) -> None:
         program = f"exec {home}/bin/kubelet -P -m pykubelet"
     machine.put(f"{HOME}/bin/kubelet", f'#!/bin/sh\n{program} "$@"\n', mode="755")
     machine.run(f"mkdir -p {HOME}/report && cp {PAYLOAD}/bin/e2e_node.test {HOME}/")
+
+
+def relay_logind(machine: Machine) -> None:
+    """logind_relay.py in logind's place."""
+    paths = ":".join(f"{PAYLOAD}/{each}" for each in ("src", "", SITE))
+    machine.run(
+        "systemctl mask --quiet --runtime --now systemd-logind && "
+        f"systemd-run --quiet --unit=logind-relay --setenv=PYTHONPATH={paths} /{VENV}/bin/python {PAYLOAD}/{RELAY}"
+    )
+    machine.run("timeout 120 sh -c 'until busctl status org.freedesktop.login1 >/dev/null 2>&1; do sleep 1; done'")
 
 
 def supervised(machine: Machine, words: Sequence[str]) -> int:

@@ -29,7 +29,7 @@ REASONS = {
     "Cgroup Driver From CRI": "looks 1 s after a restart; on a loaded machine pykubelet listens later",
     "1 container with all requests & limits set": "not ready in 5 minutes with the Go kubelet, once, under load",
     "sctp": "the kernel has no SCTP",
-    "GracefulNodeShutdown": "announces the shutdown by D-Bus, which the bed has not; seen on guests",
+    "GracefulNodeShutdown": "announces the shutdown by D-Bus, which the bed in namespaces has not",
     "oom-score-adj should be -999": "may not be set without CAP_SYS_RESOURCE",
     "multiple page size": "wants a huge page of 1 GiB, for which the machine has no piece of memory",
     "across node reboots if fails admission": "the Go kubelet still listed the pod after the 30 s that the spec waits",

@@ -182,7 +182,7 @@ def bed_agent(
         finally:
             agent.kill9()
             try:
-                blocking(_remove_pods(containerd.endpoint, keep=others))
+                blocking(remove_pods(containerd.endpoint, keep=others))
             except CriError as error:
                 # Must not hide why the test failed; what is left is ended with its cgroup.
                 logger.warning("the runtime does not remove the pods of the test", extra={"error": str(error)})
@@ -196,7 +196,8 @@ async def _sandboxes(endpoint: str) -> set[str]:
         return {box.id for box in await cri.list_pod_sandboxes()}
 
 
-async def _remove_pods(endpoint: str, keep: set[str]) -> None:
+async def remove_pods(endpoint: str, keep: set[str]) -> None:
+    """Remove everything the runtime has, but for these sandboxes."""
     async with GrpcCriClient(endpoint, clock=SystemClock()) as cri:
         running = [each for each in await cri.list_containers(running_only=True) if each.sandbox_id not in keep]
         await gather_all(*[cri.stop_container(each.id, 0) for each in running])

@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,6 +140,46 @@ def test_the_start_of_a_pod_is_one_trace_with_that_of_the_runtime(
     assert request.attributes["server.port"] == agent.settings["port"]
 
 
+def attribute_names(tmp_path: Path, runtime: BedContainerd, program: Path | None) -> dict[tuple[str, int], set[str]]:
+    """Of the spans that a pod's start and end and a request make, by name and kind."""
+    tmp_path.mkdir()
+    with running_collector(tmp_path) as collector:
+        tracing = {"endpoint": collector.endpoint, "samplingRatePerMillion": 1_000_000}
+        # What the Go kubelet cannot do on every machine that tests run on.
+        limits: dict[str, Any] = {"maxOpenFiles": 10_000, "localStorageCapacityIsolation": False}
+        limits["volumePluginDir"] = str(tmp_path / "plugins")
+        with bed_agent(tmp_path / "agent", runtime, program=program, tracing=tracing, **limits) as agent:
+            agent.put("same", a_manifest("same"))
+            wait_for(lambda: "up" in log_of(agent, "same"), "the pod runs")
+            wait_for(lambda: f"same-{agent.node}" in ask(agent, "/runningpods/"), "the pod is listed")
+            agent.drop("same")
+            wait_for(lambda: "syncTerminatedPod" in {span.name for span in collector.spans()}, "the pod's end is seen")
+            agent.stop()
+        collector.stop()
+        spans = collector.spans()
+    assert {span.resource["service.name"] for span in spans} == {"kubelet"}
+    assert {frozenset(span.resource) for span in spans} == {frozenset(("service.name", "host.name"))}
+    found: dict[tuple[str, int], set[str]] = {}
+    for span in spans:
+        if not span.failed:
+            found.setdefault((span.name, span.kind), set()).update(span.attributes)
+    return found
+
+
+def test_names_and_attributes_are_those_of_the_go_kubelet(tmp_path: Path, containerd2: BedContainerd) -> None:
+    theirs = attribute_names(tmp_path / "go", containerd2, go_programs("controlplane") / "kubelet")
+    ours = attribute_names(tmp_path / "ours", containerd2, None)
+    both = ours.keys() & theirs.keys()
+    for name in ("syncPod", "syncTerminatingPod", "syncTerminatedPod"):
+        assert (name, 1) in both
+    for method in ("RunPodSandbox", "CreateContainer", "StartContainer", "StopContainer", "Version"):
+        assert (f"{RUNTIME}/{method}", 3) in both
+    assert ("/runningpods/", 2) in both
+    differ = {name: (ours[name], theirs[name]) for name in both if ours[name] != theirs[name]}
+    assert differ == {}
+    print(f"{len(both)} kinds of spans have the same attributes:", *sorted(name for name, _ in both), sep="\n  ")
+
+
 def test_without_a_rate_only_what_a_caller_sampled_is_sent(
     tmp_path: Path, collector: Collector, containerd2: BedContainerd
 ) -> None:
@@ -167,3 +208,17 @@ def test_no_collector_costs_no_pod_and_no_end(tmp_path: Path, containerd2: BedCo
         log = agent.log()
     assert log.count("spans are dropped until the collector takes them") == 1
     assert "Traceback" not in log
+
+
+def test_an_agent_without_the_libraries_says_how_to_get_them(
+    tmp_path: Path, containerd2: BedContainerd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "opentelemetry.py").write_text("raise ModuleNotFoundError('not installed')\n")
+    monkeypatch.setenv("PYTHONPATH", f"{hidden}:{os.environ.get('PYTHONPATH', '')}")
+    with bed_agent(tmp_path / "agent", containerd2, tracing={}) as agent:
+        wait_for(lambda: agent.status is not None, "the agent does not start")
+        assert agent.status == 1
+    assert "pykubelet: tracing: its libraries are not installed (not installed); " in agent.log()
+    assert "pip install 'pykubelet[tracing]'" in agent.log() and "Traceback" not in agent.log()

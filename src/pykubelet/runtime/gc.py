@@ -54,7 +54,9 @@ COLLECT_QUIET = 2.0
 """Seconds without a start or an end after which ended pods are removed. A removal takes the runtime as much as a start,
 and a pod that takes the place of another starts right after it."""
 COLLECT_WITHIN = 20.0
-"""Seconds that ended pods wait for such a time, at most."""
+"""Seconds that ended pods wait for such a time, at most. Then they are removed one by one between starts and ends, and
+after as many seconds in any case."""
+CALM_PAUSE = 0.1
 AT_ONCE = 8
 """Pods whose things are removed at the same time."""
 MINIMUM_GRACE = 2
@@ -264,8 +266,13 @@ class ContainerGc:
             return
         sandboxes = [s for s in await self._cri.list_pod_sandboxes() if s.pod_uid in gone]
         containers = [c for c in await self._cri.list_containers() if c.pod_uid in gone]
-        # One after the other: they are in no hurry, and a start that comes meanwhile is.
-        failures = await self._remove(sandboxes, containers, is_gone, at_once=1)
+        deadline = self._clock.monotonic() + COLLECT_WITHIN
+        failures: list[str] = []
+        for uid in gone:
+            while self._table.any_at_work() and self._clock.monotonic() < deadline:
+                await self._clock.sleep(CALM_PAUSE)
+            own = [s for s in sandboxes if s.pod_uid == uid], [c for c in containers if c.pod_uid == uid]
+            failures += await self._remove(*own, is_gone)
         failures += await self._remove_log_folders(gone)
         if failures:
             raise PykubeletError("; ".join(dict.fromkeys(failures)))
@@ -277,15 +284,13 @@ class ContainerGc:
         sandboxes: Sequence[SandboxRecord],
         containers: Sequence[ContainerRecord],
         is_gone: Callable[[str], bool],
-        *,
-        at_once: int = AT_ONCE,
     ) -> list[str]:
         """Remove what the plans choose, pod by pod; the texts of what failed."""
         dead = plan_containers(containers, now_ns=self._clock.now_ns(), policy=self._policy, is_gone=is_gone)
         chosen = {c.id for c in dead}
         left = [c for c in containers if c.id not in chosen]
         boxes = plan_sandboxes(sandboxes, left, is_gone=is_gone)
-        limit = asyncio.Semaphore(at_once)
+        limit = asyncio.Semaphore(AT_ONCE)
         work = []
         for uid in dict.fromkeys([c.pod_uid for c in dead] + [s.pod_uid for s in boxes]):
             own = [c for c in dead if c.pod_uid == uid], [s for s in boxes if s.pod_uid == uid]

@@ -110,8 +110,9 @@ def build(
         socket=edges.paths.root / "pod-resources" / "kubelet.sock",
         resources=PodResources(
             active=table.active_pods,
+            known=table.pods,
             assigned=served.cm.assigned,
-            listed=table.active_pods if settings.gates.enabled("KubeletPodResourcesListUseActivePods") else table.pods,
+            lists_active=settings.gates.enabled("KubeletPodResourcesListUseActivePods"),
         ),
         clock=ctx.clock,
         metrics=ctx.metrics,

@@ -393,7 +393,14 @@ def _request(incoming: web.BaseRequest, address: str) -> Request:
         body=body,
         has_body=incoming.body_exists,
         address=address,
+        peer=_peer(incoming.transport),
+        version=f"{incoming.version.major}.{incoming.version.minor}",
     )
+
+
+def _peer(transport: asyncio.Transport | None) -> tuple[str, int]:
+    name = transport.get_extra_info("peername") if transport is not None else None
+    return (name[0], name[1]) if isinstance(name, tuple) else ("", 0)
 
 
 def _text(raw: str) -> str:

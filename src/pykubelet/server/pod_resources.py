@@ -20,31 +20,34 @@ from pykubelet.server.local_grpc import CallLimit, abort, handlers, serve
 from pykubelet.wire import podresources_v1_pb2 as v1
 from pykubelet.wire import podresources_v1alpha1_pb2 as v1alpha1
 
-ActivePods = Callable[[], Iterable[Pod]]
+ListPods = Callable[[], Iterable[Pod]]
 
 
 class PodResources:
     """The service's responses as messages; pure but for reading the assignments."""
 
-    def __init__(self, *, active: ActivePods, assigned: AssignedResources, listed: ActivePods | None = None) -> None:
-        """`listed` are the pods that List shows, if not the active ones."""
+    def __init__(
+        self, *, active: ListPods, known: ListPods, assigned: AssignedResources, lists_active: bool = True
+    ) -> None:
+        """`known` are all pods, also those that have ended; `lists_active`: List leaves these out."""
         self._active = active
-        self._listed = listed or active
+        self._known = known
+        self._listed = active if lists_active else known
         self._assigned = assigned
 
     def list(self) -> v1.ListPodResourcesResponse:
         return v1.ListPodResourcesResponse(pod_resources=[self._of(pod) for pod in self._listed()])
 
     def list_devices(self) -> v1alpha1.ListPodResourcesResponse:
-        """As v1alpha1 has it: names of devices only."""
+        """As v1alpha1 has it: of all pods, the names of the devices of their regular containers."""
         return v1alpha1.ListPodResourcesResponse(
             pod_resources=[
                 v1alpha1.PodResources(
                     name=name_of(pod),
                     namespace=namespace_of(pod),
-                    containers=[self._devices_alpha(uid_of(pod), each) for each in shown_containers(pod)],
+                    containers=[self._devices_alpha(uid_of(pod), each) for each in pod.spec.containers],
                 )
-                for pod in self._active()
+                for pod in self._known()
             ]
         )
 

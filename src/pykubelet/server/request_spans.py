@@ -26,7 +26,12 @@ def request_span(request: Request, match: Match, *, scheme: str, trusted: bool) 
 
 
 def _attributes(request: Request, scheme: str) -> dict[str, Value]:
-    found: dict[str, Value] = {"server.address": SERVICE, "url.scheme": scheme, "url.path": request.path}
+    found: dict[str, Value] = {
+        "server.address": SERVICE,
+        "url.scheme": scheme,
+        "url.path": request.path,
+        "network.protocol.version": request.version,
+    }
     if request.method in METHODS:
         found["http.request.method"] = request.method
     else:
@@ -34,9 +39,10 @@ def _attributes(request: Request, scheme: str) -> dict[str, Value]:
     port = request.header("host").rpartition(":")[2]
     if port.isascii() and port.isdigit() and len(port) <= 5 and int(port) != PORTS[scheme]:
         found["server.port"] = int(port)
-    if request.address:
-        found["network.peer.address"] = request.address
-    client = request.header("x-forwarded-for").partition(",")[0].strip() or request.address
+    peer, peer_port = request.peer
+    if peer:
+        found |= {"network.peer.address": peer, "network.peer.port": peer_port}
+    client = request.header("x-forwarded-for").partition(",")[0].strip() or peer
     if client:
         found["client.address"] = client
     if agent := request.header("user-agent"):

@@ -48,6 +48,9 @@ class Request(Struct, frozen=True, kw_only=True):
     has_body: bool = False
     address: str = ""
     """Where it comes from, as connections are counted (admission.py)."""
+    peer: tuple[str, int] = ("", 0)
+    """The other end of its connection; empty on the local socket."""
+    version: str = "1.1"
 
     def header(self, name: str) -> str:
         """All values of a header, joined as HTTP allows; empty when absent."""

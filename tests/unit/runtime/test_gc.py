@@ -395,10 +395,29 @@ async def test_removal_waits_while_pods_are_started_or_ended_but_not_for_ever(no
         async with asyncio.timeout(None) as step:
             node.table.add_worker(PodWorker(PodUID("uid-new"), "new_ns", None, state=state, scope=step))
             node.gc.collect_pod_soon("uid-old")
-            await node.clock.sleep(COLLECT_WITHIN - 1)
+            await node.clock.sleep(2 * COLLECT_WITHIN - 1)
             assert node.left() == (1, 1)
             await node.clock.sleep(2)
             assert node.left() == (0, 0)
+
+
+async def test_many_removals_let_starts_go_between_them(node: Node) -> None:
+    async with node.up():
+        for number in range(4):
+            await node.ended_pod(f"old-{number}")
+            node.table.gone.add(f"uid-old-{number}")
+            node.gc.collect_pod_soon(f"uid-old-{number}")
+        node.cri.slow("remove_pod_sandbox", 1.0)
+        await node.clock.sleep(SOON)
+        assert node.left()[0] == 4 and len(node.cri.called("remove_pod_sandbox")) == 1
+        async with asyncio.timeout(None) as step:
+            worker = PodWorker(PodUID("uid-new"), "new_ns", None, scope=step)
+            node.table.add_worker(worker)
+            await node.clock.sleep(5)
+            assert node.left()[0] == 3, "the one under way"
+            worker.scope = None
+        await node.clock.sleep(5)
+        assert node.left() == (0, 0)
 
 
 async def test_remover_keeps_logs_when_asked_and_is_idempotent(node: Node) -> None:

@@ -100,7 +100,7 @@ async def served(folder: Path, metrics: Registry | None = None) -> AsyncIterator
     socket.write_text("left by an agent that was killed")
     server = PodResourcesServer(
         socket=socket,
-        resources=PodResources(active=pods, assigned=Holders()),
+        resources=PodResources(active=pods, known=pods, assigned=Holders()),
         clock=SystemClock(),
         metrics=metrics or Registry(),
     )
@@ -141,7 +141,7 @@ async def test_a_client_hears_who_holds_what(tmp_path: Path) -> None:
         machine = await stub.GetAllocatableResources(v1.AllocatableResourcesRequest())
         assert (list(machine.cpu_ids), len(machine.devices), machine.memory[0].size) == ([1, 2, 3], 2, 4096)
         old = await Stub(channel, v1alpha1, "PodResourcesLister").List(v1alpha1.ListPodResourcesRequest())
-        assert [d.resource_name for d in old.pod_resources[0].containers[1].devices] == [
+        assert [d.resource_name for d in old.pod_resources[0].containers[0].devices] == [
             "example.com/gpu",
             "example.com/nic",
         ]
@@ -182,7 +182,7 @@ async def test_a_socket_that_cannot_be_had_costs_only_the_service(
         (tmp_path / "file").write_text("in the way")
         server = PodResourcesServer(
             socket=folder / "kubelet.sock",
-            resources=PodResources(active=pods, assigned=nothing()),
+            resources=PodResources(active=pods, known=pods, assigned=nothing()),
             clock=SystemClock(),
             metrics=Registry(),
         )
@@ -191,14 +191,20 @@ async def test_a_socket_that_cannot_be_had_costs_only_the_service(
     assert caplog.text.count("the podresources service is not offered") == 2
 
 
-def test_other_pods_than_the_active_ones_may_be_listed() -> None:
-    resources = PodResources(active=pods, assigned=nothing(), listed=lambda: [*pods(), a_pod("ended")])
-    assert len(resources.list().pod_resources) == len(list(pods())) + 1
+@pytest.mark.parametrize("lists_active", [True, False])
+def test_pods_that_have_ended(lists_active: bool) -> None:
+    """v1alpha1 always lists them, v1 as the gate KubeletPodResourcesListUseActivePods says, and Get never finds one."""
+    resources = PodResources(
+        active=pods, known=lambda: [*pods(), a_pod("ended")], assigned=nothing(), lists_active=lists_active
+    )
+    listed = [each.name for each in resources.list().pod_resources]
+    assert ("ended" in listed) is not lists_active
+    assert [each.name for each in resources.list_devices().pod_resources][-1] == "ended"
     assert resources.get("default", "ended") is None
 
 
 def test_without_managers_nobody_holds_anything() -> None:
-    resources = PodResources(active=pods, assigned=nothing())
+    resources = PodResources(active=pods, known=pods, assigned=nothing())
     assert resources.allocatable() == v1.AllocatableResourcesResponse()
     assert resources.list().pod_resources[0].containers[1] == v1.ContainerResources(name="main")
     assert resources.get("default", "nobody") is None

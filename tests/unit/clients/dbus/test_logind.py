@@ -9,8 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from dbus_fast import Message
+from dbus_fast.aio import MessageBus
 
-from pykubelet.clients.dbus.logind import DbusLogind
+from pykubelet.clients.dbus.logind import MANAGER, PATH, DbusLogind
 from pykubelet.clients.dbus.port import BusDown, BusRefused, Notice
 from tests.fakes.private_bus import PrivateBus, needs_bus
 from tests.fakes.stand_in_logind import StandInLogind
@@ -90,3 +92,13 @@ async def test_no_logind_is_no_session(tmp_path: Path) -> None:
         async with DbusLogind(connect=bus.connect).session() as session:
             with pytest.raises(BusDown, match="login1 is not there"):
                 await session.max_delay()
+
+
+async def test_a_shutdown_that_somebody_else_announces_is_not_believed(tmp_path: Path) -> None:
+    """Any user of a machine may send this signal."""
+    async with a_logind(tmp_path) as (stand_in, logind, bus), logind.session() as session:
+        stranger = await MessageBus(bus_address=bus.address).connect()
+        await stranger.send(Message.new_signal(PATH, MANAGER, "PrepareForShutdown", "b", [True]))
+        stranger.disconnect()
+        stand_in.announce(False)
+        assert await session.next_notice() is Notice.CANCELLED
