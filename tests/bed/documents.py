@@ -50,6 +50,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     r"pykubelet shutdown( --[\w-]+ \w+)*": "ends the pods for good; tests/unit/cli/test_shutdown.py",
     r"python3 -m venv /opt/pykubelet": "changes the machine outside of the test's folder",
     r"/opt/pykubelet/bin/pip install \.": "changes the machine outside of the test's folder",
+    r"pip install 'pykubelet\[tracing\]'": "tools/setup.sh installs the same libraries for the tests",
     r"systemctl (daemon-reload|(enable|disable|status|restart)( --now)? [\w-]+)": "needs systemd as the first process",
     r"kubectl get (nodes|pod -o json)": "tests/cluster/test_kubectl.py; here is no cluster",
     r"kubeadm (init|join|token|upgrade|reset)\b.*": "hosts/kubeadm is what runs these, on two guests",
