@@ -52,6 +52,9 @@ bench: ## measure against the bare runtime and the Go kubelet; see docs/performa
 	@$(PYTHON) -m bench.eviction
 	@$(PYTHON) -m bench.stats_cost
 	@$(PYTHON) -m bench.watches
+	@$(PYTHON) -m bench.watched_pods
+	@$(PYTHON) -m bench.restarts
+	@$(PYTHON) -m bench.heartbeat
 
 conformance: ## Kubernetes' own node tests; AGENT=pykubelet|go, RUNTIME=1.6|2|crio, FOCUS=part of names; see docs/conformance.md
 	@tools/setup.sh test

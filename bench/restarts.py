@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvloop
 from bench.report import DOCUMENT, update_document
@@ -46,6 +46,14 @@ RESULTS = Path(__file__).parent / "restarts.json"
 MARKS = ("<!-- restarts:begin -->", "<!-- restarts:end -->")
 State = dict[str, str]
 """Object to the label of its last change."""
+
+
+class Restart(NamedTuple):
+    went: float
+    back: float
+    done: float
+    """Everything was current, or was given up."""
+    lost: int
 
 
 class RequestTimes(RequestMetrics):
@@ -165,7 +173,8 @@ async def restarts(cluster: Cluster, pods: int, count: int) -> dict[str, Any]:
         tasks.spawn(changes.run(), name="changes")
         follower = Follower(cluster.kubeconfig("follower", ["system:masters"], port=wire.port), pods)
         try:
-            await current(follower, await changes.pause())
+            if lacks := await lacking(follower, await changes.pause()):
+                raise RuntimeError(f"not even the first time: {lacks[:10]} of {len(lacks)}")
             wire.delay = MOST_DELAY
             times = [await one_restart(cluster, wire, changes, follower, source) for _ in range(count)]
             sent = await asyncio.to_thread(follower.ask, "end")
@@ -177,8 +186,7 @@ async def restarts(cluster: Cluster, pods: int, count: int) -> dict[str, Any]:
 
 async def one_restart(
     cluster: Cluster, wire: RoughWire, changes: Changes, follower: Follower, source: random.Random
-) -> tuple[float, float, float]:
-    """When it went away, was back, and everything was current again."""
+) -> Restart:
     changes.go_on()
     await CLOCK.sleep(source.uniform(1.0, 3.0))
     wire.drop(DROPPED)
@@ -189,46 +197,43 @@ async def one_restart(
     await asyncio.to_thread(cluster.start_apiserver)
     back = CLOCK.monotonic()
     await CLOCK.sleep(source.uniform(0.5, 2.0))
-    await current(follower, await changes.pause())
-    return went, back, CLOCK.monotonic()
+    lost = await lacking(follower, await changes.pause())
+    return Restart(went, back, CLOCK.monotonic(), len(lost))
 
 
-async def current(follower: Follower, wanted: State) -> None:
-    """Wait until the follower has everything as it is. Raises RuntimeError with what it lacks."""
-    lacks: list[str] = []
-    try:
+async def lacking(follower: Follower, wanted: State) -> list[str]:
+    """Objects that the follower does not have as they are, however long it is waited for them."""
+    lacks = list(wanted)
+    with suppress(TimeoutError):
         async with asyncio.timeout(CURRENT_WITHIN):
             while True:
                 has = await asyncio.to_thread(follower.ask, "state")
                 lacks = [name for name, change in wanted.items() if has.get(name) != change]
                 if not lacks:
-                    return
+                    break
                 await CLOCK.sleep(0.1)
-    except TimeoutError:
-        raise RuntimeError(f"lost after {CURRENT_WITHIN:g} s: {lacks[:10]} of {len(lacks)}") from None
+    return lacks
 
 
-def summary(
-    times: list[tuple[float, float, float]], sent: list[float], opened: list[float], changes: int
-) -> dict[str, Any]:
+def summary(times: list[Restart], sent: list[float], opened: list[float], changes: int) -> dict[str, Any]:
     return {
         "restarts": len(times),
         "changes": changes,
-        "lost": 0,
-        "away_s": [round(back - went, 1) for went, back, _ in times],
-        "current_after_s": [round(done - back, 1) for _, back, done in times],
-        "requests_after": [sum(1 for each in sent if went <= each < done) for went, _, done in times],
+        "lost": sum(each.lost for each in times),
+        "away_s": [round(each.back - each.went, 1) for each in times],
+        "current_after_s": [round(each.done - each.back, 1) for each in times],
+        "requests_after": [sum(1 for moment in sent if each.went <= moment < each.done) for each in times],
         "most_requests_in_a_second": most(sent, times),
         "most_connects_in_a_second": most(opened, times),
     }
 
 
-def most(found: Iterable[float], times: list[tuple[float, float, float]]) -> list[int]:
+def most(found: Iterable[float], times: list[Restart]) -> list[int]:
     """By restart, the most that fell into one second from when the server went away."""
     moments = sorted(found)
     result = []
-    for went, _, done in times:
-        inside = moments[bisect_left(moments, went) : bisect_left(moments, done)]
+    for restart in times:
+        inside = moments[bisect_left(moments, restart.went) : bisect_left(moments, restart.done)]
         result.append(max((bisect_left(inside, each + 1.0) - at for at, each in enumerate(inside)), default=0))
     return result
 
@@ -269,6 +274,8 @@ def main(words: list[str]) -> None:
     RESULTS.write_text(json.dumps(report, indent=2) + "\n")
     update_document(table(report), DOCUMENT, MARKS)
     print(json.dumps(run))
+    if run["lost"]:
+        sys.exit(f"{run['lost']} objects were not as the server has them")
     if max(run["most_requests_in_a_second"]) > QPS + BURST or max(run["most_connects_in_a_second"]) > MOST_CONNECTS:
         sys.exit(f"a stampede: more than {QPS + BURST:g} requests or {MOST_CONNECTS} connections in a second")
 

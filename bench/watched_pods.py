@@ -86,27 +86,38 @@ def manifest(number: int, node: str, *, watched: bool) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"pod-{number}"}, "spec": spec}
 
 
-def table(results: dict[str, dict[str, dict[str, float]]], commit: str) -> str:
-    agents = [name for name in AGENTS if all(shape in results.get(name, {}) for shape in SHAPES)]
-    titles = {"go": "Go kubelet 1.36.4", "pykubelet": "pykubelet"}
-    watched = {name: results[name]["watched"] for name in agents}
-    kib = {name: (watched[name]["memory_kib"] - results[name]["plain"]["memory_kib"]) / (3 * PODS) for name in agents}
+TITLES = {"go": "Go kubelet 1.36.4", "pykubelet": "pykubelet"}
+Results = dict[str, dict[str, dict[str, float]]]
+"""By agent and shape."""
+
+
+def table(report: dict[str, Any]) -> str:
+    results: Results = report["results"]
+    agents = [name for name in AGENTS if "watched" in results.get(name, {})]
     rows = [
-        ("connections to the API server", [f"{watched[name]['connections']:g}" for name in agents]),
-        ("memory, pods without volumes", [f"{results[name]['plain']['memory_kib'] / 1024:.1f} MiB" for name in agents]),
-        ("memory, pods with the objects", [f"{watched[name]['memory_kib'] / 1024:.1f} MiB" for name in agents]),
-        ("so for each object, its volume and watch", [f"{kib[name]:.1f} KiB" for name in agents]),
-        ("CPU at rest, without objects", [f"{results[name]['plain']['cpu_percent_at_rest']:g} %" for name in agents]),
-        ("CPU at rest, with the objects", [f"{watched[name]['cpu_percent_at_rest']:g} %" for name in agents]),
-        (
-            f"CPU, {CHANGES_PER_MINUTE} changes a minute",
-            [f"{watched[name]['cpu_percent_under_changes']:g} %" for name in agents],
-        ),
+        ("connections to the API server", "watched", "connections", "{:g}"),
+        ("memory, pods without volumes", "plain", "memory_kib", "{:g} KiB"),
+        ("memory, pods with the objects", "watched", "memory_kib", "{:g} KiB"),
+        ("CPU at rest, pods without volumes", "plain", "cpu_percent_at_rest", "{:g} %"),
+        ("CPU at rest, pods with the objects", "watched", "cpu_percent_at_rest", "{:g} %"),
+        (f"CPU, {CHANGES_PER_MINUTE} changes a minute", "watched", "cpu_percent_under_changes", "{:g} %"),
     ]
-    lines = [f"{PODS} running pods, {3 * PODS} objects, commit {commit}:", ""]
-    lines.append(f"| figure | {' | '.join(titles[name] for name in agents)} |")
+    lines = [f"{PODS} running pods, {3 * PODS} objects, commit {report['commit']}:", ""]
+    lines.append(f"| figure | {' | '.join(TITLES[name] for name in agents)} |")
     lines.append("|---" * (len(agents) + 1) + "|")
-    return "\n".join([*lines, *(f"| {title} | {' | '.join(values)} |" for title, values in rows)])
+    for title, shape, key, form in rows:
+        values = [form.format(results[name][shape][key]) if shape in results[name] else "–" for name in agents]
+        lines.append(f"| {title} | {' | '.join(values)} |")
+    lines.append(
+        f"| so for each object, its volume and watch | {' | '.join(map(per_object, map(results.get, agents)))} |"
+    )
+    return "\n".join(lines)
+
+
+def per_object(found: dict[str, dict[str, float]]) -> str:
+    if not found.keys() >= set(SHAPES):
+        return "–"
+    return f"{(found['watched']['memory_kib'] - found['plain']['memory_kib']) / (3 * PODS):.1f} KiB"
 
 
 def main(words: list[str]) -> None:
@@ -124,7 +135,7 @@ def main(words: list[str]) -> None:
             report["results"].setdefault(kind, {})[shape] = found
             print(kind, shape, json.dumps(found), flush=True)
             RESULTS.write_text(json.dumps(report, indent=2) + "\n")
-    update_document(table(report["results"], report["commit"]), DOCUMENT, MARKS)
+    update_document(table(report), DOCUMENT, MARKS)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,10 @@ from conformance.node_bed import base_configuration, ginkgo_command, stoppable
 from conformance.report import GO
 from hosts.image import PAYLOAD, VENV
 from hosts.machine import Disk, Kind, Machine, booted
-from hosts.node import Node, payload
+from hosts.node import MIRRORS, THIS_MACHINE, Node, payload
 from hosts.payload import SITE, Payload
 from tests.bed.cluster import go_programs
+from tests.bed.registry import Registry
 
 KIND = Kind(name="node-suite", cpus=4, memory="6G", numa=True, disks=(Disk(name="swap", size="1G"),))
 HOME = "/root/suite"
@@ -45,7 +46,8 @@ def run(agent: str, folder: Path, ginkgo: Sequence[str], suite: Sequence[str]) -
         [go_programs("node-e2e") / "nmeter"],
         go_programs("plugins") / "sample-device-plugin",
     )
-    with booted(KIND, disk(agent, built)) as machine:
+    with booted(KIND, disk(agent, built)) as machine, node_images.registry_of(built) as registry:
+        pull_from(machine, registry)
         Node(machine).start_runtime(newer=True)
         for number, each in enumerate(built):
             machine.run(f"ctr -n k8s.io images import {PAYLOAD}/{archive(number)}", within=1800)
@@ -96,6 +98,13 @@ def put_kubelet(machine: Machine, agent: str) -> None:
         program = f"exec {home}/bin/kubelet -P -m pykubelet"
     machine.put(f"{HOME}/bin/kubelet", f'#!/bin/sh\n{program} "$@"\n', mode="755")
     machine.run(f"mkdir -p {HOME}/report && cp {PAYLOAD}/bin/e2e_node.test {HOME}/")
+
+
+def pull_from(machine: Machine, registry: Registry) -> None:
+    """Some specs pull whatever is there: from a registry beside the guest."""
+    port = registry.host.rpartition(":")[2]
+    for host in node_images.REGISTRIES:
+        machine.put(f"{MIRRORS}/{host}/hosts.toml", node_images.mirror(f"{THIS_MACHINE}:{port}"))
 
 
 def relay_logind(machine: Machine) -> None:

@@ -63,17 +63,26 @@ def build(programs: Path, folder: Path, applets: list[Path], device_plugin: Path
 
 
 @contextmanager
-def serving(containerd: BedContainerd, built: list[Named]) -> Iterator[Registry]:
+def registry_of(built: list[Named]) -> Iterator[Registry]:
     """A registry that has every image, under the names that the specs pull them by."""
     with running_registry(with_password=False) as registry:
         for each in built:
             for name in each.names:
                 registry.push(name.partition("/")[2], each.archive)
+        yield registry
+
+
+def mirror(host: str) -> str:
+    """A hosts.toml of containerd that sends it to `host`."""
+    return f'server = "http://{host}"\n[host."http://{host}"]\ncapabilities = ["pull", "resolve"]\n'
+
+
+@contextmanager
+def serving(containerd: BedContainerd, built: list[Named]) -> Iterator[Registry]:
+    """Have this containerd pull from a registry of its own."""
+    with registry_of(built) as registry:
         for host in REGISTRIES:
             folder = containerd.registry_dir / host
             folder.mkdir(parents=True)
-            (folder / "hosts.toml").write_text(
-                f'server = "http://{registry.host}"\n[host."http://{registry.host}"]\n'
-                'capabilities = ["pull", "resolve"]\n'
-            )
+            (folder / "hosts.toml").write_text(mirror(registry.host))
         yield registry

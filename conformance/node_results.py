@@ -79,12 +79,13 @@ def load(part: str, agent: str) -> Results:
 
 def save(results: Results) -> None:
     """One line a spec, so that a change of one is a change of one line."""
+    machine = f"{os.cpu_count()} cores, Linux {platform.release()}"
     head = {
         "agent": results.agent,
         "part": results.part,
         "kubernetes": VERSION,
         "runtime": results.runtime,
-        "machine": f"{os.cpu_count()} cores, Linux {platform.release()}",
+        "machine": f"emulated guest on {machine}" if PARTS[results.part].guest else machine,
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "counts": {each: len(results.names(each)) for each in (PASSED, FAILED, SKIPPED)},
     }

@@ -27,6 +27,8 @@ THIS_MACHINE = "10.0.2.2"
 """The loopback of the machine that runs qemu, as guests see it."""
 UNIT = "pykubelet"
 READ_ONLY_PORT = 10255
+MIRRORS = "/etc/containerd/certs.d"
+"""Folders HOST/hosts.toml in here tell the newer containerd where to pull from."""
 IMAGES = (images.PAUSE, images.BUSYBOX, images.TESTSERVER)
 PATIENCE = 900.0
 """For anything that a pod does in a guest without hardware virtualization."""
@@ -330,6 +332,7 @@ def containerd_config(*, systemd_cgroup: bool, newer: bool) -> str:
     if newer:
         runtime, pause = "io.containerd.cri.v1.runtime", "io.containerd.cri.v1.images"
         pinned = f'[plugins."{pause}".pinned_images]\nsandbox = "{images.PAUSE}"\n'
+        pinned += f'[plugins."{pause}".registry]\nconfig_path = "{MIRRORS}"\n'
     else:
         runtime = "io.containerd.grpc.v1.cri"
         pinned = f'[plugins."{runtime}"]\nsandbox_image = "{images.PAUSE}"\n'

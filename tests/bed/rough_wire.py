@@ -74,6 +74,8 @@ class RoughWire:
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while piece := await reader.read(PIECE):
             await self._hold(len(piece))
+            if writer.transport.is_closing():  # uvloop's would not take it
+                break
             writer.write(piece)
             await writer.drain()
         raise ConnectionResetError

@@ -16,6 +16,7 @@ import pytest
 from tests.bed.agent import BedAgent, bed_agent
 from tests.bed.cluster import go_programs
 from tests.bed.collector import CollectedSpan, Collector, running_collector
+from tests.bed.crio import running_crio
 from tests.bed.registry import Registry
 from tests.bed.runtime import BedContainerd, running_containerd
 from tests.node.test_agent import a_manifest, log_of, wait_for
@@ -178,6 +179,24 @@ def test_names_and_attributes_are_those_of_the_go_kubelet(tmp_path: Path, contai
     differ = {name: (ours[name], theirs[name]) for name in both if ours[name] != theirs[name]}
     assert differ == {}
     print(f"{len(both)} kinds of spans have the same attributes:", *sorted(name for name, _ in both), sep="\n  ")
+
+
+def test_cri_o_goes_on_with_the_trace(tmp_path: Path, collector: Collector) -> None:
+    with running_crio() as runtime:
+        with (runtime.state_dir / "crio.conf").open("a") as config:
+            config.write(f'[crio.tracing]\nenable_tracing = true\ntracing_endpoint = "{collector.endpoint}"\n')
+        runtime.restart()
+        tracing = {"endpoint": collector.endpoint, "samplingRatePerMillion": 1_000_000}
+        with bed_agent(tmp_path / "agent", runtime, tracing=tracing) as agent:
+            agent.put("traced", a_manifest("traced"))
+            wait_for(lambda: "up" in log_of(agent, "traced"), "the pod runs")
+            assert agent.stop() == 0
+            called = f"{RUNTIME}/RunPodSandbox"
+            wait_for(lambda: {"kubelet", "crio"} <= {s.service for s in collector.spans() if s.name == called}, "spans")
+    spans = collector.spans()
+    (ours,) = (span for span in spans if (span.name, span.service) == (called, "kubelet"))
+    (theirs,) = (span for span in spans if (span.name, span.service) == (called, "crio"))
+    assert (theirs.parent, theirs.trace) == (ours.id, ours.trace)
 
 
 def test_without_a_rate_only_what_a_caller_sampled_is_sent(

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from pykubelet.api.types import (
+    EmptyDirVolumeSource,
     EnvVar,
     EnvVarSource,
     Event,
@@ -20,6 +21,8 @@ from pykubelet.api.types import (
     ResourceRequirements,
     Secret,
     SecretKeySelector,
+    Volume,
+    VolumeMount,
 )
 from pykubelet.model.errors import CriError
 from pykubelet.model.pod import MIRROR_ANNOTATION
@@ -106,6 +109,38 @@ async def test_a_finished_job_is_told_and_stays(tmp_path: Path) -> None:
         assert (ready.status, ready.reason) == ("False", "PodCompleted")
         await node.delete()
         await node.until(lambda: not node.cri.sandboxes and not node.folders.pod_uids(), within=120)
+
+
+@pytest.mark.parametrize(("deleted", "requests"), [(False, 2), (True, 3)])
+async def test_a_life_takes_few_status_requests(tmp_path: Path, deleted: bool, requests: int) -> None:
+    """That it runs and that it has ended; for a deleted one also that the deletion was seen (observedGeneration)."""
+    async with a_cluster_node(tmp_path) as node:
+        node.cri.run_takes = 0.2
+        node.bind(restart_policy="Never")
+        await node.until(lambda: node.phase() == "Running")
+        await node.clock.sleep(5)
+        if deleted:
+            await node.delete()
+            await node.until(lambda: node.shown() is None)
+        else:
+            node.cri.exit("app", 0, pod="web")
+            await node.until(lambda: node.phase() == "Succeeded")
+        await node.clock.sleep(30)
+        assert len(node.api.calls_of("patch", Pod)) == requests
+
+
+async def test_a_job_is_over_although_its_volume_cannot_be_unmounted_yet(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        volume = Volume(name="memory", empty_dir=EmptyDirVolumeSource(medium="Memory"))
+        container = a_container(volume_mounts=[VolumeMount(name="memory", mount_path="/memory")])
+        node.bind(restart_policy="Never", volumes=[volume], containers=[container])
+        await node.until(lambda: node.phase() == "Running")
+        node.mounts.fail("unmount", "memory", "Device or resource busy", times=1000)
+        node.cri.slow("stop_pod_sandbox", 0.05)
+        node.cri.exit("app", 0, pod="web")
+        await node.until(lambda: node.phase() == "Succeeded", within=0.15)
+        assert node.mounts.is_mounted(node.paths.root / "pods/uid-web/volumes/kubernetes.io~empty-dir/memory")
+        node.mounts.mend()
 
 
 async def test_an_end_is_not_told_while_another_container_stops(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.recorded_spans import attributes_of, recorded_spans
 
 
 async def test_the_life_of_a_pod(tmp_path: Path) -> None:
-    shared = Volume(name="shared", host_path=HostPathVolumeSource(path=str(tmp_path)))
+    shared = Volume(name="shared", host_path=HostPathVolumeSource(path=str(tmp_path), type="Directory"))
     container = a_container("app", volume_mounts=[VolumeMount(name="shared", mount_path="/shared")])
     with recorded_spans() as spans:
         async with a_node(tmp_path) as node:
@@ -34,10 +34,30 @@ async def test_the_life_of_a_pod(tmp_path: Path) -> None:
     image = spans.one("Images/EnsureImageExists")
     assert attributes_of(image)["container.image.name"] == container.image and spans.parent_of(image) == "syncPod"
     assert spans.parent_of(spans[spans.names.index("Volumes/WaitForAttachAndMount")]) == "syncPod"
+    # Work of another task, but for this sync.
+    mounted = spans.one("Volumes/Mount")
+    assert spans.parent_of(mounted) == "Volumes/WaitForAttachAndMount" and mounted.status.is_unset
+    assert attributes_of(mounted) == {
+        "k8s.pod.uid": pod.metadata.uid,
+        "k8s.volume.name": "shared",
+        "k8s.volume.type": "kubernetes.io/host-path",
+    }
     assert spans.parent_of(spans.one("Volumes/WaitForUnmount")) == "syncTerminatedPod"
     later = [attributes_of(span)["k8s.pod.update_type"] for span in spans if span.name == "syncPod"][1:]
     assert set(later) <= {"sync", "update"}
     assert "Containers/GarbageCollect" in spans.names and "Images/GarbageCollect" in spans.names
+
+
+async def test_a_volume_that_fails_is_an_error_and_later_tries_are_traces_of_their_own(tmp_path: Path) -> None:
+    missing = HostPathVolumeSource(path=str(tmp_path / "missing"), type="Directory")
+    container = a_container("app", volume_mounts=[VolumeMount(name="shared", mount_path="/shared")])
+    with recorded_spans() as spans:
+        async with a_node(tmp_path) as node:
+            node.run(a_pod("web", containers=[container], volumes=[Volume(name="shared", host_path=missing)]))
+            await node.until(lambda: spans.names.count("Volumes/Mount") == 2)
+    first, second = (span for span in spans if span.name == "Volumes/Mount")
+    assert not first.status.is_ok and "missing" in (first.status.description or "")
+    assert first.parent is not None and second.parent is None
 
 
 async def test_what_keeps_a_pod_from_starting_is_in_its_span(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ async def connected_cluster(
         yield None
         return
     node, login = settings.config.node, await log_in(settings, clock=clock, node_name=node_name)
-    server = ServerConnections(login.config, clock=clock)
+    server = ServerConnections(login.config, clock=clock, metrics=metrics)
     beats = server.apart()
     unreadable = UnreadableObjects(metrics)
     requests = RequestMetrics(metrics)

@@ -53,6 +53,9 @@ FLUSH_WITHIN = 5.0
 BEGIN_WAITS = 0.5
 """Seconds for which a status waits that says only that a pod's containers are being made. Most pods run by then, and
 one request says all; the API server and its store do not work beside the runtime while it makes the pod."""
+END_WAITS = 0.2
+"""Seconds for which a pod's last status waits while its end must be held back; most often it need not be any more by
+then, and one request says all."""
 
 PatchMaker = Callable[[Pod, PodStatus], dict[str, Any] | None]
 
@@ -210,14 +213,17 @@ class StatusSender:
         return 0.0 if await self._send_newest(uid) else None
 
     def _waits(self, uid: str) -> float | None:
-        """Seconds that the pod's first status may still wait for a better one; None when it is to be sent now."""
+        """Seconds that the pod's status may still wait for a better one; None when it is to be sent now."""
         record, reported = self._record(uid), self._table.reported(uid)
-        if record.sent or record.changed_at is None or reported is None:
+        there = self._there(reported.pod, record) if reported is not None else None
+        if record.changed_at is None or reported is None or there is None:
             return None
-        there = self._there(reported.pod, record)
-        if there is None or not only_begins(there.status, reported.status):
-            return None
-        left = record.changed_at + BEGIN_WAITS - self._clock.monotonic()
+        most = 0.0
+        if not record.sent and only_begins(there.status, reported.status):
+            most = BEGIN_WAITS
+        elif ends_pod(there.status, reported.status) and self._could_run(uid):
+            most = END_WAITS
+        left = record.changed_at + most - self._clock.monotonic()
         return left if left > 0 else None
 
     async def _send_newest(self, uid: str) -> bool:

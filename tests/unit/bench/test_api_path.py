@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from bench.api_path import COUNTED, FIGURES, SHAPES, STEPS, counted, runtime_calls, sample, verdicts
+from bench.api_path import (
+    COUNTED,
+    FIGURES,
+    MARKS,
+    RESULTS,
+    SHAPES,
+    STEPS,
+    counted,
+    runtime_calls,
+    sample,
+    table,
+    verdicts,
+)
+from bench.report import DOCUMENT
 
 LOG = r"""
 time="2026-11-16T12:31:52.100000000Z" level=info msg="RunPodSandbox for &PodSandboxMetadata{Name:other,Uid:u,Attempt:0,}"
@@ -58,3 +72,10 @@ def test_every_shape_and_the_number_of_patches_are_judged() -> None:
 
     assert list(verdicts(report({"plain": 99.0, "volumes": 50.0}, 5.0)).values()) == [True, True, True]
     assert list(verdicts(report({"plain": 100.0, "volumes": 50.0}, 5.1)).values()) == [False, True, False]
+
+
+def test_document_shows_what_is_kept_and_the_budgets_hold() -> None:
+    report = json.loads(RESULTS.read_text())
+    shown = DOCUMENT.read_text().partition(MARKS[0])[2].partition(MARKS[1])[0]
+    assert shown.strip() == table(report)
+    assert all(verdicts(report).values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from conformance.logind_relay import ANNOUNCEMENT, Relay
 from dbus_fast import Message
 from dbus_fast.aio import MessageBus
@@ -13,8 +14,9 @@ from pykubelet.clients.dbus.port import Notice
 from tests.fakes.private_bus import PrivateBus, needs_bus
 from tests.fakes.stand_in_logind import NAME, PATH
 
+pytestmark = [pytest.mark.real_loop, needs_bus]
 
-@needs_bus
+
 async def test_an_announcement_of_a_stranger_is_heard_from_the_relay_alone(tmp_path: Path) -> None:
     with PrivateBus(tmp_path) as bus:
         relay = Relay(max_delay=60)

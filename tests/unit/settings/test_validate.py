@@ -140,6 +140,7 @@ from tests.unit.settings.loading import config_of, load, problems_of
         ("logging: {format: json, vmodule: [{filePattern: a, verbosity: 1}]}", "logging.vmodule (--vmodule)"),
         ("tracing: {samplingRatePerMillion: -1}", "tracing.samplingRatePerMillion: -1"),
         ("tracing: {endpoint: ''}", "tracing.endpoint: must not be empty"),
+        ("tracing: {endpoint: 'http://localhost:4317'}", "tracing.endpoint: unsupported scheme 'http'"),
         (
             "showHiddenMetricsForVersion: '1.34'",
             "showHiddenMetricsForVersion: must be empty or the previous release, 1.35",

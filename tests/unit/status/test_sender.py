@@ -10,6 +10,7 @@ import pytest
 from pykubelet.api.types import (
     ContainerState,
     ContainerStateRunning,
+    ContainerStateTerminated,
     ContainerStateWaiting,
     ContainerStatus,
     Pod,
@@ -537,3 +538,38 @@ async def test_what_controllers_wait_for_is_sent_first() -> None:
     names = [f"p{number:02}" for number in range(40)]
     assert [sorted(order[at : at + 8]) for at in (0, 8, 16)] == [names[:8], names[32:], names[24:32]]
     assert sorted(order[24:]) == names[8:24]
+
+
+async def test_an_end_that_is_certain_in_a_moment_takes_one_request() -> None:
+    """First its containers have ended, then nothing of it can run any more."""
+    bed = SenderFixture()
+    pod = bed.bound(status=PodStatus(phase="Running", container_statuses=[running_container()]))
+    ended = ContainerState(terminated=ContainerStateTerminated(exit_code=0))
+    last = [ContainerStatus(name="app", state=ended, ready=False, restart_count=0)]
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.could_run = True
+        bed.report(pod, "Succeeded", container_statuses=last)
+        await bed.clock.sleep(0.1)
+        assert bed.patches == []
+        bed.could_run = False
+        stopped = [PodCondition(type="PodReadyToStartContainers", status="False")]
+        bed.report(pod, "Succeeded", container_statuses=last, conditions=stopped)
+        await bed.clock.sleep(0.001)
+        assert bed.shown().phase == "Succeeded"
+        await bed.clock.sleep(60)
+    assert len(bed.patches) == 1
+
+
+async def test_an_end_that_takes_long_shows_its_containers_soon() -> None:
+    bed = SenderFixture()
+    pod = bed.bound(status=PodStatus(phase="Running", container_statuses=[running_container()]))
+    ended = ContainerState(terminated=ContainerStateTerminated(exit_code=0))
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.could_run = True
+        last = ContainerStatus(name="app", state=ended, ready=False, restart_count=0)
+        bed.report(pod, "Succeeded", container_statuses=[last])
+        await bed.clock.sleep(0.25)
+        assert bed.shown().phase == "Running"
+        assert [each.state for each in bed.shown().container_statuses] == [ended]

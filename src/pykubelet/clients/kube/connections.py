@@ -24,6 +24,7 @@ from pykubelet.clients.kube.exchanges import Answer, Http2Connections, Request
 from pykubelet.clients.kube.kubeconfig import Kubeconfig, KubeconfigError
 from pykubelet.clients.kube.proxies import proxy_for
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.metrics import Registry
 from pykubelet.kit.names import NameLookups
 from pykubelet.model.errors import ApiDown
 
@@ -162,11 +163,18 @@ def _seconds(environ: Mapping[str, str], name: str, usual: float) -> float:
 
 
 class ServerConnections:
-    def __init__(self, config: Kubeconfig, *, clock: Clock, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self,
+        config: Kubeconfig,
+        *,
+        clock: Clock,
+        environ: Mapping[str, str] = os.environ,
+        metrics: Registry | None = None,
+    ) -> None:
         self._config = config
         self.clock = clock
         self.host = urlsplit(config.cluster.server).netloc
-        self._login = Login(config, clock)
+        self._login = Login(config, clock, metrics)
         self._route = Route(
             server=config.cluster.server,
             server_name=config.cluster.tls_server_name,

@@ -26,6 +26,7 @@ from pykubelet.api.codec import encode_json
 from pykubelet.api.times import TimeError, parse_nano_time
 from pykubelet.clients.kube.kubeconfig import ClusterEntry, ExecEntry, Kubeconfig, KubeconfigError
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.metrics import Registry
 from pykubelet.kit.programs import run_program
 
 TIME_LIMIT = 60.0
@@ -42,7 +43,12 @@ class ExecCredential(Struct, frozen=True, kw_only=True):
 
 
 class ExecPlugin:
-    def __init__(self, entry: ExecEntry, cluster: ClusterEntry, clock: Clock, *, source: str) -> None:
+    def __init__(
+        self, entry: ExecEntry, cluster: ClusterEntry, clock: Clock, *, source: str, metrics: Registry | None = None
+    ) -> None:
+        self._calls = (metrics or Registry()).counter(
+            "rest_client_exec_plugin_call_total", "Runs of the plugin by exit status.", ("code", "call_status")
+        )
         self._entry = entry
         self._cluster = cluster
         self._clock = clock
@@ -70,10 +76,13 @@ class ExecPlugin:
         try:
             finished = await run_program([self._entry.command, *self._entry.args], env=environment, seconds=TIME_LIMIT)
         except TimeoutError:
+            self._calls.inc("1", "client_internal_error")
             raise KubeconfigError(f"{self._what}: no answer within {TIME_LIMIT:g} s") from None
         except OSError as error:
+            self._calls.inc("1", "plugin_not_found_error")
             hint = f"; {self._entry.install_hint}" if self._entry.install_hint else ""
             raise KubeconfigError(f"{self._what}: {error.strerror or error}{hint}") from None
+        self._calls.inc(str(finished.status), "plugin_execution_error" if finished.status else "no_error")
         if finished.status != 0:
             raise KubeconfigError(f"{self._what}: exit status {finished.status}: {finished.complaint()}")
         return self._read(finished.out)
@@ -225,7 +234,7 @@ def _content(data: bytes, path: Path | None, what: str) -> Callable[[bool], byte
 class Login:
     """The identity of one kubeconfig, kept current."""
 
-    def __init__(self, config: Kubeconfig, clock: Clock) -> None:
+    def __init__(self, config: Kubeconfig, clock: Clock, metrics: Registry | None = None) -> None:
         user, cluster = config.user, config.cluster
         source = f"kubeconfig {config.source}"
         self._clock = clock
@@ -238,7 +247,9 @@ class Login:
         self._token = _content(user.token.encode(), None, "")
         if user.token_file is not None:
             self._token = _content(b"", user.token_file, f"{source}: tokenFile")
-        self._plugin = ExecPlugin(user.exec, cluster, clock, source=config.source) if user.exec is not None else None
+        self._plugin: ExecPlugin | None = None
+        if user.exec is not None:
+            self._plugin = ExecPlugin(user.exec, cluster, clock, source=config.source, metrics=metrics)
         self._known: Identity | None = None
         self._checked = 0.0
 

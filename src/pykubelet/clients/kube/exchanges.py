@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -48,6 +48,11 @@ class Answer(Protocol):
 
     status: int
     retry_after: str
+
+    @property
+    def version(self) -> str:
+        """Of HTTP."""
+        ...
 
     def chunk(self) -> Awaitable[bytes]:
         """Some bytes; nothing at the end."""
@@ -184,6 +189,7 @@ class Http2Connections:
 
 class Http2Answer:
     __slots__ = ("_exchange", "_silence", "retry_after", "status")
+    version: ClassVar = "2"
 
     def __init__(self, exchange: Exchange, status: int, retry_after: str, silence: float | None) -> None:
         self._exchange = exchange

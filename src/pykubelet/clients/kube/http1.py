@@ -9,7 +9,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import ClassVar, Final
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -116,6 +116,7 @@ class Http1Connections:
 
 class Http1Answer:
     __slots__ = ("_response", "retry_after", "status")
+    version: ClassVar = "1.1"
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
-from pykubelet.clients.kube.exchanges import Request
+from pykubelet.clients.kube.exchanges import Answer, Request
 from pykubelet.kit import tracing
 from pykubelet.kit.tracing import Kind, Span, Value
 
@@ -34,9 +34,9 @@ def carried(request: Request, span: Span) -> Request:
     return replace(request, headers=[*request.headers, *span.carrier]) if span.carrier else request
 
 
-def note_status(span: Span, status: int) -> None:
+def note_answer(span: Span, answer: Answer) -> None:
     if span.recorded:
-        span.set({"http.response.status_code": status})
-        if status >= 400:
-            span.set({"error.type": str(status)})
+        span.set({"http.response.status_code": answer.status, "network.protocol.version": answer.version})
+        if answer.status >= 400:
+            span.set({"error.type": str(answer.status)})
             span.fail("")

@@ -21,7 +21,7 @@ from pykubelet.clients.http2.session import ConnectionEnded, NotProcessed, Strea
 from pykubelet.clients.kube.connections import Connections, ServerConnections
 from pykubelet.clients.kube.credentials import Identity
 from pykubelet.clients.kube.exchanges import Answer, Request, read_all
-from pykubelet.clients.kube.request_spans import carried, note_status, request_span
+from pykubelet.clients.kube.request_spans import carried, note_answer, request_span
 from pykubelet.kit.backoff import jittered
 from pykubelet.kit.limits import TokenBucket
 from pykubelet.kit.metrics import Registry
@@ -299,7 +299,7 @@ class Transport:
         """An endless answer that has begun well; otherwise the span ends."""
         try:
             answer = await self._begun_stream(connections, request)
-            note_status(span, answer.status)
+            note_answer(span, answer)
             if answer.status < 300:
                 return answer
             try:
@@ -338,7 +338,7 @@ class Transport:
                             body = await read_all(answer)
                         finally:
                             answer.leave()
-                    note_status(span, answer.status)
+                    note_answer(span, answer)
                 code = str(answer.status)
                 self._metrics.measured(request.method, self._server.host, sent=len(request.body), received=len(body))
                 if answer.status >= 300:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from pykubelet.clients.kube.credentials import ExecPlugin
 from pykubelet.clients.kube.kubeconfig import ClusterEntry, ExecEntry, KubeconfigError, load_kubeconfig
 from pykubelet.clients.kube.proxies import proxy_for
 from pykubelet.kit.clock import LoopClock, SystemClock
+from pykubelet.kit.metrics import Registry
 
 V1 = "client.authentication.k8s.io/v1"
 
@@ -220,3 +222,22 @@ async def test_missing_plugin_tells_how_to_install_it() -> None:
     plugin = ExecPlugin(entry, ClusterEntry(server="https://api"), LoopClock(), source="test.conf")
     with pytest.raises(KubeconfigError, match="No such file or directory; apt install login"):
         await plugin.credential()
+
+
+@pytest.mark.real_loop
+@pytest.mark.parametrize(
+    ("command", "script", "counted"),
+    [
+        ("/bin/sh", printing({"token": "t"}), ("0", "no_error")),
+        ("/bin/sh", "exit 7", ("7", "plugin_execution_error")),
+        ("/no/such/plugin", "", ("1", "plugin_not_found_error")),
+    ],
+)
+async def test_runs_of_a_plugin_are_counted(command: str, script: str, counted: tuple[str, str]) -> None:
+    metrics = Registry()
+    entry = ExecEntry(api_version=V1, command=command, args=("-c", script))
+    plugin = ExecPlugin(entry, ClusterEntry(server="https://api"), SystemClock(), source="test", metrics=metrics)
+    with suppress(KubeconfigError):
+        await plugin.credential()
+    calls = metrics.counter("rest_client_exec_plugin_call_total", "")
+    assert calls.value(*counted) == 1

@@ -56,6 +56,7 @@ async def test_requests_and_watches() -> None:
         "server.address": host,
         "server.port": int(port),
         "http.response.status_code": 200,
+        "network.protocol.version": "1.1",
     }
     assert attributes_of(gone)["error.type"] == "404" and not gone.status.is_ok
     assert (one.name, two.name, one.parent, watched.name) == ("saw 1", "saw 2", None, "HTTP GET")
