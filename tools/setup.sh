@@ -133,11 +133,8 @@ fi
 "$venv/bin/python" -m compileall -q "$root/src/pykubelet" || die "the sources cannot be compiled, see above"
 
 if [ "$purpose" = test ] || [ "$purpose" = hosts ]; then
-  for target in controlplane containerd2 crio runc metricsserver e2e plugins otelcol; do
+  for target in controlplane containerd2 crio runc metricsserver e2e plugins otelcol kubeadm; do
     "$root/tools/build-go.sh" "$target" >/dev/null || die "tests need $target, which could not be built"
   done
-fi
-if [ "$purpose" = hosts ]; then
-  "$root/tools/build-go.sh" kubeadm >/dev/null || die "hosts.kubeadm needs kubeadm, which could not be built"
 fi
 say "ready to $purpose after $SECONDS s"

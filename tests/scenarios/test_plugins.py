@@ -110,3 +110,19 @@ async def test_a_crashed_container_is_restarted_while_driver_and_claim_are_away(
             return pod is not None and any(each.restart_count == 1 for each in pod.status.container_statuses)
 
         await bed.node.until(restarted)
+
+
+async def test_a_running_pod_keeps_its_devices_although_it_is_not_inspected_yet_after_a_restart(tmp_path: Path) -> None:
+    """The listing says that it runs; its plugin registers again only later."""
+    async with a_plugin_node(tmp_path) as bed:
+        await bed.register_devices()
+        amount = {GPU: "1"}
+        bed.node.bind(containers=[a_container(resources=ResourceRequirements(limits=amount, requests=amount))])
+        await bed.node.until(lambda: bed.node.phase() == "Running")
+        await bed.node.kill()
+        slow = bed.node.cri.slow("container_status", 5.0)
+        await bed.node.start()
+        await asyncio.sleep(20)
+        slow.remove()
+        assert bed.node.phase() == "Running"
+        assert "UnexpectedAdmissionError" not in bed.node.event_reasons()

@@ -41,6 +41,7 @@ from pykubelet.model.pod_resources import CPU
 from pykubelet.model.runtime_status import ContainerState
 from pykubelet.model.topology import Topology, flat_topology, parse_cpu_list
 from pykubelet.pleg.runtime_state import RuntimeState
+from pykubelet.pods.record import NEVER
 from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.pods.table import PodTable
 
@@ -173,7 +174,10 @@ def _devices(ctx: Context, edges: Edges, topology: Topology, table: PodTable) ->
         return None
 
     def is_running(uid: str) -> bool:
-        return any(each.state is ContainerState.RUNNING for each in table.runtime_status(uid).containers)
+        status = table.runtime_status(uid)
+        if status.observed_at == NEVER:  # after a restart: listed, and not inspected yet
+            return not table.is_down(uid)
+        return any(each.state is ContainerState.RUNNING for each in status.containers)
 
     return DeviceManager(
         ctx,
