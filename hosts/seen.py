@@ -84,7 +84,7 @@ AREAS: Mapping[str, Seen] = {
     "dynamic resources: extended resources, health": Seen(fakes=_unit("cm/test_dra_manager")),
     "CSI": Seen(host=(*_cluster("csi"), *_contract("csi"))),
     "CSI: a full node": Seen(fakes=("tests/scenarios/test_attached_volumes.py", *_unit("volumes/test_csi_hangs"))),
-    "volumes: attached by the agent": Seen(fakes=_unit("volumes/test_csi_hangs")),
+    "volumes: attached by the agent": Seen(fakes=_unit("volumes/test_csi_hangs", "volumes/test_flex")),
     "CSI migration": Seen(host=_cluster("csi")),
     "swap": Seen(guest=_guest("swap"), fakes=_unit("runtime/spec/test_resources")),
     "huge pages": Seen(host=_node("volume_kinds"), guest=_guest("hugepages")),

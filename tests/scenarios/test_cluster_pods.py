@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
+from pykubelet.api.codec import encode_json
 from pykubelet.api.types import (
     EmptyDirVolumeSource,
     EnvVar,
@@ -476,3 +478,24 @@ async def test_a_preempted_pod_ends_as_its_containers_do(
         conditions = {each.type: each for each in found.status.conditions}
         assert conditions["DisruptionTarget"].reason == "TerminationByKubelet"
         assert conditions["Ready"].reason == ("PodCompleted" if code == 0 else "PodFailed")
+
+
+async def test_a_secret_that_is_no_text_in_a_path_harms_its_own_pod_only(tmp_path: Path) -> None:
+    """Its bytes get into the message of an event and of the status."""
+    async with a_cluster_node(tmp_path) as node:
+        await node.until(node.is_ready)
+        value = base64.b64encode(b"\xff/..").decode()
+        node.api.add(Secret(metadata=ObjectMeta(name="odd", namespace="default"), data={"k": value}))
+        key = EnvVarSource(secret_key_ref=SecretKeySelector(name="odd", key="k"))
+        container = a_container(
+            env=[EnvVar(name="X", value_from=key)],
+            volume_mounts=[VolumeMount(name="v", mount_path="/v", sub_path_expr="$(X)")],
+        )
+        volume = Volume(name="v", empty_dir=EmptyDirVolumeSource())
+        node.bind(name="odd", uid="u-odd", containers=[container], volumes=[volume])
+        await node.clock.sleep(10)
+        node.bind(name="well", uid="u-well")
+        await node.until(lambda: node.phase("well") == "Running")
+        (failed,) = {event.message for event in node.api.everything(Event) if event.reason == "Failed"}
+        assert failed is not None and "must not contain '..'" in failed
+        assert encode_json(node.shown("odd")) and "?/.." in failed

@@ -24,6 +24,7 @@ import yaml
 
 from pykubelet.api.times import nearest_time
 from pykubelet.api.types import ApiStruct
+from pykubelet.kit.text import plain
 
 NOT_READ: Final = "managedFields"
 """A field of every object that our types leave out on purpose."""
@@ -167,9 +168,21 @@ def decode_json(type_: type[T], data: bytes | str) -> T:
 def encode_json(obj: Any) -> bytes:
     """The JSON of an object or of plain values. What is absent or empty by default is left out."""
     try:
-        return _ENCODER.encode(_without_empty_parts(obj))
+        whole = _without_empty_parts(obj)
+        try:
+            return _ENCODER.encode(whole)
+        except UnicodeEncodeError:  # a text with bytes that are no UTF-8; one field must not keep back the rest
+            return _ENCODER.encode(_sendable(msgspec.to_builtins(whole)))
     except RecursionError:
         raise ManifestError("nested too deeply to be written as JSON") from None
+
+
+def _sendable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {plain(key): _sendable(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_sendable(each) for each in value]
+    return plain(value) if isinstance(value, str) else value
 
 
 def convert(type_: type[T], obj: Any) -> T:

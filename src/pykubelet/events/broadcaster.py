@@ -15,7 +15,7 @@ from pykubelet.api.types import ObjectReference, PersistentVolumeClaim, Pod
 from pykubelet.events.sink import ApiEventSink
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.limits import Recent
-from pykubelet.kit.text import shortened
+from pykubelet.kit.text import plain, shortened
 from pykubelet.model.pod import name_of, namespace_of, uid_of
 from pykubelet.model.reasons import WARNING
 
@@ -102,6 +102,7 @@ class EventBroadcaster:
         message: str,
         annotations: Mapping[str, str] | None = None,
     ) -> None:
+        message = plain(message)
         event = self._remember(involved, kind, reason, shortened(message, LONGEST_MESSAGE))
         level = logging.DEBUG if event.count > 1 else logging.WARNING if kind == WARNING else logging.INFO
         fields = {"object": _shown(event), "reason": reason, "message_text": event.message, "count": event.count}

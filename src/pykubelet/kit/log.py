@@ -25,7 +25,7 @@ from typing import TextIO
 
 from msgspec import Struct
 
-from pykubelet.kit.text import shortened
+from pykubelet.kit.text import plain, shortened
 
 current_pod: ContextVar[str] = ContextVar("current_pod", default="")
 
@@ -50,23 +50,24 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
     return fields
 
 
-def _clean(text: str, most: int = LONGEST) -> str:
+def clean(text: str, most: int = LONGEST) -> str:
+    """The text without secrets and without what is no character, cut."""
     # Cut twice: a mask may be longer than what it hides, and the end of what is cut off must not be half a secret.
-    return shortened(_SECRET_TEXT.sub(r"\1<masked>", text[: 2 * most]), most)
+    return shortened(_SECRET_TEXT.sub(r"\1<masked>", plain(text[: 2 * most])), most)
 
 
 def _quote(value: object) -> str:
     if isinstance(value, bool | int | float):
         return str(value)
-    return json.dumps(_clean(str(value)), ensure_ascii=False)
+    return json.dumps(clean(str(value)), ensure_ascii=False)
 
 
 def _listed(value: object) -> object:
     """Texts cut; lists and maps as they are unless they are long, then as a cut text."""
     if isinstance(value, str):
-        return _clean(value)
+        return clean(value)
     text = str(value)
-    return value if len(text) <= LONGEST else _clean(text)
+    return value if len(text) <= LONGEST else clean(text)
 
 
 class TextFormatter(logging.Formatter):
@@ -80,7 +81,7 @@ class TextFormatter(logging.Formatter):
         for key, value in _fields(record).items():
             line += f" {key}={_quote(value)}"
         if record.exc_info:
-            line += "\n" + _clean(self.formatException(record.exc_info), LONGEST_TRACEBACK)
+            line += "\n" + clean(self.formatException(record.exc_info), LONGEST_TRACEBACK)
         return line
 
 
@@ -91,7 +92,7 @@ class JsonFormatter(logging.Formatter):
         entry: dict[str, object] = {
             "ts": round(record.created * 1000, 3),
             "caller": f"{record.filename}:{record.lineno}",
-            "msg": _clean(record.getMessage()),
+            "msg": clean(record.getMessage()),
             "level": record.levelname.lower(),
         }
         if record.levelno < logging.ERROR:
@@ -99,7 +100,7 @@ class JsonFormatter(logging.Formatter):
         for key, value in _fields(record).items():
             entry[key] = value if value is None or isinstance(value, bool | int | float) else _listed(value)
         if record.exc_info:
-            entry["err"] = _clean(self.formatException(record.exc_info), LONGEST_TRACEBACK)
+            entry["err"] = clean(self.formatException(record.exc_info), LONGEST_TRACEBACK)
         return json.dumps(entry, ensure_ascii=False, default=str)
 
 
@@ -140,6 +141,7 @@ class BufferedHandler(logging.StreamHandler[TextIO]):
         self._held: list[str] = []
         self._length = 0
         self._held_since = 0.0
+        self._writing = False
         self._flusher: threading.Thread | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -166,14 +168,18 @@ class BufferedHandler(logging.StreamHandler[TextIO]):
         try:
             held, self._held, self._length = self._held, [], 0
             if held:
-                self.stream.write("".join(held))
-                self.stream.flush()
+                self._writing = True
+                try:
+                    self.stream.write("".join(held))
+                    self.stream.flush()
+                finally:
+                    self._writing = False
         finally:
             self.release()
 
     def is_late(self) -> bool:
         """Whether a line waits for much longer than it should."""
-        return bool(self._held) and time.monotonic() - self._held_since > self._every + TOLERATED
+        return (bool(self._held) or self._writing) and time.monotonic() - self._held_since > self._every + TOLERATED
 
     def _flush_often(self) -> None:
         while True:

@@ -32,6 +32,11 @@ def go_list(items: Iterable[Any] | None) -> str:
     return "<nil>" if items is None else f"[{' '.join(str(each) for each in items)}]"
 
 
+def plain(text: str) -> str:
+    """The text with question marks for what is no character: bytes of a pod's that are no UTF-8 cannot be sent."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
 def shortened(text: str, most: int) -> str:
     """The text, or its first `most` characters and how many are missing."""
     return text if len(text) <= most else f"{text[:most]}… ({len(text) - most} more characters)"

@@ -7,9 +7,14 @@ manifests and bad settings: those carry field paths and live beside their loader
 
 from __future__ import annotations
 
+from pykubelet.kit.text import plain
+
 
 class PykubeletError(Exception):
-    """Base of every error this agent raises on purpose."""
+    """Base of every error this agent raises on purpose. Its text goes into events, statuses, logs and spans."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(plain(each) if isinstance(each, str) else each for each in args))
 
 
 class CriError(PykubeletError):

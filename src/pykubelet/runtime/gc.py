@@ -27,7 +27,7 @@ from pykubelet.context import Context
 from pykubelet.kit import tracing
 from pykubelet.kit.clock import CLOCK_STEP
 from pykubelet.kit.host_calls import host_calls
-from pykubelet.kit.tasks import TaskSet, Wakeup, gather_all
+from pykubelet.kit.tasks import TaskSet, Wakeup, beside, gather_all
 from pykubelet.model.container_keys import deletion_grace_of, restart_count_of, termination_grace_of
 from pykubelet.model.errors import CriError, NotFound, PykubeletError
 from pykubelet.model.pod import name_of, namespace_of, uid_of
@@ -54,9 +54,10 @@ COLLECT_QUIET = 2.0
 """Seconds without a start or an end after which ended pods are removed. A removal takes the runtime as much as a start,
 and a pod that takes the place of another starts right after it."""
 COLLECT_WITHIN = 20.0
-"""Seconds that ended pods wait for such a time, at most. Then they are removed one by one between starts and ends, and
-after as many seconds in any case."""
+"""Seconds that ended pods wait for such a time at the most, or for a moment between two starts or ends."""
 CALM_PAUSE = 0.1
+STUCK_AFTER = 1.0
+"""Seconds after which the next pod is removed beside one whose removal is still under way."""
 AT_ONCE = 8
 """Pods whose things are removed at the same time."""
 MINIMUM_GRACE = 2
@@ -252,27 +253,30 @@ class ContainerGc:
                 await self._clock.sleep(COLLECT_PAUSE)
             ended, self._ended = self._ended, set()
             try:
-                await self._collect_pods(ended)
+                await self._collect_pods(ended, deadline)
             except (PykubeletError, OSError) as error:
                 self._task_failed(error)
 
     def _is_busy(self) -> bool:
         return self._table.any_at_work() or self._clock.monotonic() - self._last_change < COLLECT_QUIET
 
-    async def _collect_pods(self, uids: set[str]) -> None:
+    async def _collect_pods(self, uids: set[str], calm_until: float) -> None:
+        """Pod by pod, between starts and ends until `calm_until`; one that is stuck does not hold up the others."""
         is_gone = self._gone_question(evict_ended=False)
         gone = {uid for uid in uids if is_gone(uid)}
         if not gone:
             return
         sandboxes = [s for s in await self._cri.list_pod_sandboxes() if s.pod_uid in gone]
         containers = [c for c in await self._cri.list_containers() if c.pod_uid in gone]
-        deadline = self._clock.monotonic() + COLLECT_WITHIN
-        failures: list[str] = []
-        for uid in gone:
-            while self._table.any_at_work() and self._clock.monotonic() < deadline:
-                await self._clock.sleep(CALM_PAUSE)
-            own = [s for s in sandboxes if s.pod_uid == uid], [c for c in containers if c.pod_uid == uid]
-            failures += await self._remove(*own, is_gone)
+        removals: list[asyncio.Task[list[str]]] = []
+        async with beside() as begin:
+            for uid in gone:
+                while self._table.any_at_work() and self._clock.monotonic() < calm_until:
+                    await self._clock.sleep(CALM_PAUSE)
+                own = [s for s in sandboxes if s.pod_uid == uid], [c for c in containers if c.pod_uid == uid]
+                removals.append(begin(self._remove(*own, is_gone)))
+                await asyncio.wait(removals[-1:], timeout=STUCK_AFTER)
+            failures = [text for each in removals for text in await each]
         failures += await self._remove_log_folders(gone)
         if failures:
             raise PykubeletError("; ".join(dict.fromkeys(failures)))

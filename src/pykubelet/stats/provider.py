@@ -51,6 +51,8 @@ logger = logging.getLogger(__name__)
 ROOT = "/"
 SHORTEST_NS = 1_000_000_000
 LONGEST_NS = 10_000_000_000
+ANSWER_WITHIN = 10.0
+"""Seconds that the runtime has for the figures of all pods."""
 MOST_IMAGES = 64
 """Sandboxes whose image is requested in one reading."""
 MOST_PROCESSES = 64
@@ -146,7 +148,7 @@ class StatsProvider:
         settings = self._settings
         groups = pod_groups(self._table.pods(), settings.cgroups)
         inventory = take_inventory(self._table, groups, self._sandbox_images)
-        measured = await self._measured() if settings.from_runtime else None
+        measured = await self._measured(full) if settings.from_runtime else None
         if full and measured is None and await self._learn_images(inventory):
             inventory = take_inventory(self._table, groups, self._sandbox_images)
         if (full or self._has_unlocated) and self._is_due("disks", settings.disks_every):
@@ -167,14 +169,22 @@ class StatsProvider:
         self._last[full] = (started, snapshot)
         return snapshot
 
-    async def _measured(self) -> Mapping[str, cri_pb2.PodSandboxStats] | None:
-        """The runtime's figures by sandbox; None from one that has no such call, whose pods' cgroups are read."""
+    async def _measured(self, full: bool) -> Mapping[str, cri_pb2.PodSandboxStats] | None:
+        """The runtime's figures by sandbox; None where cgroups are read: it has no such call, or does not answer now.
+
+        Eviction must see memory run out although the runtime hangs, so only a full look depends on its answer.
+        """
         try:
-            found = await self._cri.list_pod_sandbox_stats()
+            async with asyncio.timeout(ANSWER_WITHIN):
+                found = await self._cri.list_pod_sandbox_stats()
         except Unimplemented as error:
             if not self._runtime_cannot:
                 logger.warning("the runtime does not measure pods, cgroups are read", extra={"error": str(error)})
             self._runtime_cannot = True
+            return None
+        except (CriError, TimeoutError) as error:
+            if full:
+                raise CriError(str(error) or f"no figures of pods within {ANSWER_WITHIN:g} s") from error
             return None
         return {each.attributes.id: each for each in found}
 

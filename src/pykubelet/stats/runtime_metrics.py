@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 KINDS = {pb.COUNTER: "counter", pb.GAUGE: "gauge"}
+UNTYPED = "untyped"
+"""Of a kind that is newer than this agent."""
 
 
 class RuntimeMetrics:
@@ -57,8 +59,10 @@ def render(known: Mapping[str, pb.MetricDescriptor], pods: Sequence[pb.PodSandbo
             families.setdefault(metric.name, []).append(metric)
     lines: list[str] = []
     for name, metrics in sorted(families.items()):
-        lines += [f"# HELP {name} {render_help(known[name].help)}", f"# TYPE {name} {KINDS[metrics[0].metric_type]}"]
-        lines += [_line(known[name], metric) for metric in metrics]
+        kind = KINDS.get(metrics[0].metric_type, UNTYPED)
+        lines += [f"# HELP {name} {render_help(known[name].help)}", f"# TYPE {name} {kind}"]
+        # One of each: a scraper refuses everything for two series of the same labels.
+        lines += {tuple(metric.label_values): _line(known[name], metric) for metric in metrics}.values()
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -138,6 +138,12 @@ def test_plain_values_can_be_encoded_too() -> None:
         encode_json({"a": deep})
 
 
+def test_bytes_that_are_no_text_become_question_marks() -> None:
+    pod = types.Pod(metadata=types.ObjectMeta(name="a\udcff", labels={"k\udcff": "v"}))
+    assert decode_json(types.Pod, encode_json(pod)).metadata == types.ObjectMeta(name="a?", labels={"k?": "v"})
+    assert encode_json(["\udcff", 1]) == b'["?",1]'
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from pykubelet.api.codec import encode_json
 from pykubelet.api.types import Event, ObjectMeta, Pod
 from pykubelet.events import sink as module
 from pykubelet.events.broadcaster import EventBroadcaster
@@ -229,3 +230,14 @@ async def test_texts_of_any_length_are_cut_and_still_told_apart() -> None:
     told = {(event.reason, event.message[-1:] if event.message else ""): event for event in bed.stored()}
     assert told["Unhealthy", "a"].count == 1 and told["Unhealthy", "b"].count == 2
     assert max(len(event.message or "") for event in told.values()) < 10 * 1024 + 40
+
+
+async def test_bytes_that_are_no_text_do_not_end_the_sink() -> None:
+    """A secret's value may be in a message, by way of a subPathExpr."""
+    bed = EventSinkFixture()
+    async with bed.sending():
+        bed.publish("subPath \udcff/.. must not contain '..'")
+        await settle()
+    (event,) = bed.stored()
+    assert event.message == "subPath ?/.. must not contain '..'"
+    assert encode_json(event)

@@ -275,6 +275,32 @@ def test_lines_that_are_not_written_are_a_problem(logs: logging.Logger, monkeypa
     assert log.problem() == ""
 
 
+def test_a_stream_that_takes_nothing_is_a_problem(logs: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
+    infos, _ = streams(monkeypatch)
+    log.set_up(log.Output(split=True, buffer_bytes=200, flush_every=3600))
+    logs.info("one")
+    now, seen = time.monotonic(), []
+
+    def blocked(text: str) -> int:
+        monkeypatch.setattr(time, "monotonic", lambda: now + 3600 + log.TOLERATED + 1)
+        seen.append(log.problem())
+        return len(text)
+
+    monkeypatch.setattr(infos, "write", blocked)
+    logs.handlers[1].flush()
+    assert seen == ["logging blocked"] and log.problem() == ""
+
+
+def test_one_odd_line_does_not_take_others_along(logs: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="utf-8"))
+    log.set_up(log.Output(split=True, buffer_bytes=10_000, flush_every=3600))
+    logs.info("one")
+    logs.info("odd \udcff", extra={"path": "\udcff"})
+    logs.handlers[1].flush()
+    assert b"one" in raw.getvalue() and b"odd ?" in raw.getvalue()
+
+
 def test_information_is_not_held_back_for_long(logs: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
     infos, _ = streams(monkeypatch)
     log.set_up(log.Output(split=True, buffer_bytes=10_000, flush_every=0.01))

@@ -395,10 +395,21 @@ async def test_removal_waits_while_pods_are_started_or_ended_but_not_for_ever(no
         async with asyncio.timeout(None) as step:
             node.table.add_worker(PodWorker(PodUID("uid-new"), "new_ns", None, state=state, scope=step))
             node.gc.collect_pod_soon("uid-old")
-            await node.clock.sleep(2 * COLLECT_WITHIN - 1)
+            await node.clock.sleep(COLLECT_WITHIN - 1)
             assert node.left() == (1, 1)
             await node.clock.sleep(2)
             assert node.left() == (0, 0)
+
+
+async def test_a_hanging_removal_does_not_hold_up_other_pods_that_ended(node: Node) -> None:
+    async with node.up():
+        for name in ("stuck", "good", "better"):
+            await node.ended_pod(name)
+            node.table.gone.add(f"uid-{name}")
+            node.gc.collect_pod_soon(f"uid-{name}")
+        node.cri.hang("remove_container", "uid-stuck")
+        await node.clock.sleep(SOON + 3)
+        assert [s.name for s in node.cri.sandboxes.values()] == ["stuck"]
 
 
 async def test_many_removals_let_starts_go_between_them(node: Node) -> None:

@@ -150,7 +150,14 @@ async def test_a_runtime_that_is_away_is_an_error(tmp_path: Path) -> None:
     bed = a_bed(tmp_path)
     bed.runtime.pod_problem = RuntimeDown("connection refused")
     with pytest.raises(CriError, match="connection refused"):
-        await bed.source.summary(only_cpu_and_memory=True)
+        await bed.source.summary(only_cpu_and_memory=False)
+
+
+async def test_eviction_sees_memory_while_the_runtime_is_away(tmp_path: Path) -> None:
+    bed = a_bed(tmp_path)
+    bed.runtime.pod_problem = RuntimeDown("connection refused")
+    [pod] = (await bed.provider.snapshot(full=False)).pods
+    assert pod.group.usage is not None and pod.group.usage.cpu_ns == 5_000_000_000
 
 
 async def test_eviction_counts_the_processes_the_runtime_counts(tmp_path: Path) -> None:
@@ -196,6 +203,17 @@ async def test_series_of_the_runtime(tmp_path: Path) -> None:
         )
         assert "container_cpu_user_seconds_total" not in text
     assert bed.runtime.descriptor_calls == 1
+
+
+async def test_series_of_a_newer_kind_and_series_that_come_twice(tmp_path: Path) -> None:
+    bed = a_bed(tmp_path)
+    bed.runtime.descriptors = [described("container_a", "pod")]
+    metric = a_metric("container_a", 7, "web")
+    metric.metric_type = 9
+    bed.runtime.pod_metrics = [pb.PodSandboxMetrics(metrics=[metric, a_metric("container_a", 8, "web")])]
+    assert (await bed.source.cadvisor()).startswith(
+        '# HELP container_a what it is\n# TYPE container_a untyped\ncontainer_a{pod="web"} 8\n# HELP machine'
+    )
 
 
 async def test_without_series_only_the_machine_is_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -256,6 +256,35 @@ async def test_without_its_driver_it_is_unmounted_all_the_same(tmp_path: Path) -
         assert problem_texts(manager) == []
 
 
+async def test_a_mount_that_cannot_be_looked_at_is_unmounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server behind it is dead: every look at the path fails."""
+    program = a_program(tmp_path)
+    pod = pod_with(flex())
+    async with program.node.running() as manager:
+        await manager.wait_mounted(pod)
+        monkeypatch.setattr("pykubelet.volumes.plugins.flex.os.path.lexists", lambda path: False)
+        await manager.wait_unmounted(pod)
+    assert program.order() == ["init", "mount", "unmount"] and program.node.mounts.points() == []
+
+
+async def test_a_driver_that_is_gone_while_its_volume_is_mounted(tmp_path: Path) -> None:
+    program = a_program(tmp_path)
+    pod = pod_with(flex())
+    async with program.node.running() as manager:
+        await manager.wait_mounted(pod)
+        program.path.unlink()
+        await manager.wait_unmounted(pod)
+    assert program.node.mounts.points() == []
+
+
+async def test_a_driver_that_mounts_nothing_gives_no_folder_of_the_node(tmp_path: Path) -> None:
+    program = a_program(tmp_path)
+    program.can = {"init"}
+    async with program.node.running() as manager:
+        with pytest.raises(VolumesNotReady, match="supports neither mount nor mountdevice"):
+            await manager.wait_mounted(pod_with(flex()))
+
+
 @pytest.mark.parametrize("secret", [None, "Opaque"])
 async def test_a_secret_has_to_be_the_drivers(tmp_path: Path, secret: str | None) -> None:
     program = a_program(tmp_path)
@@ -284,6 +313,8 @@ def test_names_that_no_driver_has(driver: str) -> None:
          Answer(status="Success", capabilities=Capabilities(attach=False))),
         ('{"status": "Success", "device": "/dev/x", "more": 1}', Answer(status="Success", device="/dev/x")),
         ('{"status": "Success", "capabilities": null}', Answer(status="Success")),
+        ('{"status": "Success", "message": null, "device": null}', Answer(status="Success")),
+        ('{"status": "Success", "capabilities": {"attach": null}}', Answer(status="Success")),
         ("[]", None),
         ('{"status": 5}', None),
         ("[" * 100000, None),

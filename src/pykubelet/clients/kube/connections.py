@@ -124,7 +124,8 @@ class Connections:
         # By hand: closing the sessions would leave callers that wait for an answer, or read a stream, waiting.
         now = asyncio.get_running_loop().time()
         for scope in list(self._open_calls):
-            scope.reschedule(now)
+            if not scope.expired():
+                scope.reschedule(now)
         for stream in list(self._open_streams):
             stream.end()
         if self._http2 is not None:

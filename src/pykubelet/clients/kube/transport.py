@@ -86,11 +86,15 @@ def _is_about_uid(status: Status) -> bool:
     return status.details is not None and any(cause.field == "metadata.uid" for cause in status.details.causes)
 
 
+LONGEST_RETRY_AFTER = 30.0
+"""Seconds that a server can make us wait: a proxy's page of maintenance must not stop a node for a night."""
+
+
 def _retry_after(status: Status, header: str) -> float | None:
     if header.isascii() and header.isdigit() and len(header) < 10:
-        return float(header)
+        return min(float(header), LONGEST_RETRY_AFTER)
     seconds = status.details.retry_after_seconds if status.details is not None else None
-    return float(seconds) if seconds else None
+    return min(float(seconds), LONGEST_RETRY_AFTER) if seconds else None
 
 
 REQUEST_TIMEOUT = 60.0
@@ -101,7 +105,6 @@ LINES_AT_ONCE = 20
 RETRIES = 10
 DEFAULT_QPS = 5.0
 DEFAULT_BURST = 10
-LONGEST_RETRY_AFTER = 30.0
 
 NO_ANSWER = "<error>"
 """In place of a status code in metrics."""
@@ -244,7 +247,7 @@ class Transport:
                 self._metrics.retried(method, self._server.host, NO_ANSWER)
                 await self._clock.sleep(wait)
             except ApiError as error:
-                wait = min(error.retry_after or 0.0, LONGEST_RETRY_AFTER)
+                wait = error.retry_after or 0.0
                 retries += 1
                 if not wait or retries > RETRIES or self._clock.monotonic() + wait >= deadline:
                     raise
@@ -320,7 +323,7 @@ class Transport:
                 answer = await connections.open(request)
                 break
             except NotProcessed:
-                if tries > RETRIES:
+                if tries > RETRIES or connections.retired:  # others have to be taken
                     raise
             await self._clock.sleep(_patience(tries))
         self._note("GET", str(answer.status), started)

@@ -19,6 +19,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, TraceIdRat
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from pykubelet.kit import tracing
+from pykubelet.kit.log import clean
 from pykubelet.kit.tracing import Kind, Pairs, Span, Value
 
 SCOPE: Final = "pykubelet"
@@ -121,13 +122,13 @@ class OtelSpan:
         return pairs
 
     def set(self, attributes: Mapping[str, Value]) -> None:
-        self._span.set_attributes(attributes)
+        self._span.set_attributes(_clean(attributes))
 
     def event(self, name: str, attributes: Mapping[str, Value]) -> None:
-        self._span.add_event(name, attributes)
+        self._span.add_event(name, _clean(attributes))
 
     def fail(self, text: str) -> None:
-        self._span.set_status(trace.StatusCode.ERROR, text[:LONGEST])
+        self._span.set_status(trace.StatusCode.ERROR, clean(text, LONGEST)[:LONGEST])
 
     def end(self) -> None:
         self._span.end()
@@ -147,3 +148,10 @@ class OtelSpan:
             self.event("exception", {"exception.type": type(error).__name__, "exception.message": text})
             self.fail(text)
         self.end()
+
+
+def _clean(attributes: Mapping[str, Value]) -> Mapping[str, Value]:
+    """Texts come from callers, pods and runtimes: as in logs, without secrets and what is no character."""
+    return {
+        key: clean(value, LONGEST)[:LONGEST] if isinstance(value, str) else value for key, value in attributes.items()
+    }

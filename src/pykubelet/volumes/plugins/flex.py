@@ -63,12 +63,10 @@ def answer_of(output: str) -> Answer | None:
     """None when it is no answer of a driver."""
     try:
         found = msgspec.json.decode(output, type=dict[str, object])
-        lower = {key.lower(): value for key, value in found.items()}
+        lower = {key.lower(): value for key, value in found.items() if value is not None}
         able = lower.get("capabilities")
         if isinstance(able, dict):
-            lower["capabilities"] = {key.lower(): value for key, value in able.items()}
-        elif able is None:
-            lower.pop("capabilities", None)
+            lower["capabilities"] = {key.lower(): value for key, value in able.items() if value is not None}
         return msgspec.convert(lower, Answer)
     except (msgspec.MsgspecError, RecursionError):
         return None
@@ -162,6 +160,8 @@ class FlexVolume(MountedPlugin):
         if task.fs_group is not None:
             more["kubernetes.io/mounterArgs.FsGroup"] = str(task.fs_group)
         if self._call("mount", str(task.path), _options(task.spec, more)) is None:
+            if not self.is_mounted(place):
+                raise VolumeProblem(f"driver {self.name} supports neither mount nor mountdevice: nothing is mounted")
             self._mounts.bind(place, task.path, read_only=task.spec.read_only)
 
     def _mount_device(self, task: SetUp, place: Path) -> None:
@@ -187,14 +187,15 @@ class FlexVolume(MountedPlugin):
     # --- tear-down ----------------------------------------------------------------------------------
 
     def unmount(self, path: Path) -> None:
-        if not os.path.lexists(path):
+        # A mount whose server is dead cannot be looked at, but the kernel lists it.
+        if not self.is_mounted(path) and not os.path.lexists(path):
             return
         try:
             if self._call("unmount", str(path)) is None:
                 self._mounts.unmount(path)
         except ToolMissing:
             if self.is_mounted(path):
-                raise
+                self._mounts.unmount(path)
         if self.is_mounted(path):
             raise VolumeProblem(f"{path} is still mounted although driver {self.name} said that it is not")
 

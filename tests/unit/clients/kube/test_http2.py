@@ -17,9 +17,10 @@ import pytest
 from aiohttp import web
 
 from pykubelet.clients.http2 import frames as wire
+from pykubelet.clients.http2.session import NotProcessed
 from pykubelet.clients.kube import dialing, exchanges
 from pykubelet.clients.kube import transport as transport_module
-from pykubelet.clients.kube.connections import ServerConnections, http2_health
+from pykubelet.clients.kube.connections import Connections, ServerConnections, http2_health
 from pykubelet.clients.kube.kubeconfig import ClusterEntry, Kubeconfig, UserEntry
 from pykubelet.clients.kube.socks import ProxyRefused, login_message, target_address
 from pykubelet.clients.kube.transport import Transport
@@ -570,3 +571,24 @@ def test_what_socks_cannot_carry_is_refused() -> None:
             target_address(host)
     with pytest.raises(ProxyRefused):
         login_message("u", "p" * 256)
+
+
+async def test_a_watch_that_begins_while_connections_are_renewed_is_not_tried_on_the_old_ones(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuses(self: Connections, request: exchanges.Request) -> exchanges.Answer:
+        self.retired = True
+        raise NotProcessed("new connections are used")
+
+    monkeypatch.setattr(Connections, "open", refuses)
+    transport = bench.transport("https://127.0.0.1:1")
+    async with asyncio.timeout(5):
+        async with aclosing(transport.stream("/watch", silence=5, read=as_it_is)) as lines:
+            assert [line async for line in lines] == []
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"), [("5", 5.0), ("86400", 30.0), ("99999999999", None), ("Wed, 21 Oct 2026 07:28:00 GMT", None)]
+)
+async def test_no_server_makes_us_wait_for_long(header: str, seconds: float | None) -> None:
+    assert transport_module.error_of(503, b"<html>maintenance</html>", header).retry_after == seconds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan
 
 from pykubelet.clients.otlp.tracer import OtelTracer
@@ -110,3 +111,13 @@ def test_the_resource_is_the_kubelet_on_its_host(monkeypatch: pytest.MonkeyPatch
         "host.name": "node1",
         "k8s.cluster.name": "lab",
     }
+
+
+def test_texts_of_strangers_can_be_sent_and_have_no_secrets() -> None:
+    with recorded_spans(ALL) as spans, pytest.raises(ValueError), tracing.span("work") as span:
+        span.set({"user_agent": "x\udcff", "count": 1})
+        raise ValueError("no \udcff, Authorization: Bearer abc")
+    (found,) = spans
+    assert encode_spans([found]).SerializeToString()
+    assert found.attributes == {"user_agent": "x?", "count": 1}
+    assert found.status.description == "no ?, Authorization: Bearer <masked>"
