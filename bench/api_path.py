@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure import stamp_ns
-from bench.report import DOCUMENT, containerd_version, machine, update_document
+from bench.report import DOCUMENT, commit, containerd_version, machine, update_document
 from tests.bed.agent import BedAgent, remove_pods
 from tests.bed.cgroups import CgroupTree
 from tests.bed.cluster import Cluster, running_cluster
@@ -270,6 +270,11 @@ def a_pod(name: str, node: str, shape: str) -> Manifest:
     if shape == "volumes":
         volumes += [{"name": "config", "configMap": {"name": name}}, {"name": "secret", "secret": {"secretName": name}}]
         volumes += [{"name": "scratch", "emptyDir": {}}]
+    return pod_manifest(name, node, volumes, token=shape == "volumes")
+
+
+def pod_manifest(name: str, node: str, volumes: list[Manifest], *, token: bool = False) -> Manifest:
+    """A pod bound to the node, with all volumes mounted."""
     container = {
         "name": "app",
         "image": BUSYBOX,
@@ -280,7 +285,7 @@ def a_pod(name: str, node: str, shape: str) -> Manifest:
     spec = {
         "nodeName": node,
         "terminationGracePeriodSeconds": 1,
-        "automountServiceAccountToken": shape == "volumes",
+        "automountServiceAccountToken": token,
         "containers": [container],
         "volumes": volumes,
     }
@@ -395,8 +400,8 @@ def _rounded(value: Any) -> Any:
 def main(arguments: list[str]) -> int:
     numbers = [int(each) for each in arguments if not each.startswith("-")]
     rounds, pods = (*numbers, *(ROUNDS, PODS)[len(numbers) :])
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-    report = reported(rounds, pods, commit.stdout.strip())
+    measured = commit()
+    report = reported(rounds, pods, measured)
     print(table(report))
     if "--markdown" in arguments:
         RESULTS.write_text(json.dumps(report, indent=1) + "\n")

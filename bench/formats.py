@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import functools
 import json
-import subprocess
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -19,7 +18,7 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 from bench.decode import pod_list
-from bench.report import update_document
+from bench.report import commit, update_document
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -207,8 +206,8 @@ def table(report: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-    report = {"commit": commit.stdout.strip(), "results": measure()}
+    measured = commit()
+    report = {"commit": measured, "results": measure()}
     RESULTS.write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report, indent=2))
     update_document(table(report), DECISION, MARKS)

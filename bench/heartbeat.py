@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import random
 import statistics
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 import uvloop
+from bench.report import commit
 from tests.bed.cluster import Cluster, running_cluster
 from tests.bed.rough_wire import rough_wire
 
@@ -97,10 +97,10 @@ async def renewals(lists: RestKubeClient, beats: RestKubeClient, name: str, seco
 
 def main(words: list[str]) -> None:
     seconds = float(words[0]) if words else SECONDS
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    measured = commit()
     with running_cluster() as cluster:
         found = uvloop.run(measure(cluster, seconds))
-    report = {"commit": commit.stdout.strip(), "bytes_a_second": RATE, "lists_at_once": LISTS, "results": found}
+    report = {"commit": measured, "bytes_a_second": RATE, "lists_at_once": LISTS, "results": found}
     print(json.dumps(report, indent=2))
     RESULTS.write_text(json.dumps(report, indent=2) + "\n")
 

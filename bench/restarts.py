@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import uvloop
-from bench.report import DOCUMENT, update_document
+from bench.report import DOCUMENT, commit, update_document
 from bench.watches import BURST, CHANGES_PER_MINUTE, CLOCK, NAMESPACE, QPS, a_pod, client_of, objects_of, prepare
 from tests.bed.cluster import Cluster, running_cluster
 from tests.bed.rough_wire import RoughWire, rough_wire
@@ -266,11 +266,11 @@ def main(words: list[str]) -> None:
         uvloop.run(follow(Path(words[1]), int(words[2])))
         return
     count = next((int(each) for each in words if each.isdigit()), RESTARTS)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    measured = commit()
     with running_cluster(new_etcd=True) as cluster:
         run = uvloop.run(restarts(cluster, PODS, count))
     before = json.loads(RESULTS.read_text())["runs"] if "--add" in words and RESULTS.exists() else []
-    report = {"commit": commit.stdout.strip(), "objects": 3 * PODS, "runs": [*before, run]}
+    report = {"commit": measured, "objects": 3 * PODS, "runs": [*before, run]}
     RESULTS.write_text(json.dumps(report, indent=2) + "\n")
     update_document(table(report), DOCUMENT, MARKS)
     print(json.dumps(run))

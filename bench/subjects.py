@@ -127,8 +127,8 @@ class Floor:
     async def _end(self, name: str) -> None:
         assert self._cri is not None
         sandbox, container = self._made.pop(name)
+        await self._cri.stop_container(container, GRACE)  # all at once: the grace period of one is no time of others
         async with self._turns:
-            await self._cri.stop_container(container, GRACE)
             await self._cri.stop_pod_sandbox(sandbox)
 
 

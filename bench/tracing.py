@@ -10,7 +10,6 @@ import asyncio
 import gc
 import json
 import logging
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bench.report import commit
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from tests.builders import a_pod
 from tests.clock_loop import AutojumpLoop
@@ -94,13 +94,13 @@ def measured(rate: int | None) -> dict[str, float]:
 def main(words: list[str]) -> None:
     rounds = int(words[0]) if words else ROUNDS
     logging.disable()  # the fakes have no log files to rotate
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    at = commit()
     samples: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     for _ in range(rounds):
         for way, rate in WAYS.items():
             samples[way].append(measured(rate))
     results = {way: {key: round(min(s[key] for s in each), 3) for key in each[0]} for way, each in samples.items()}
-    report = {"commit": commit.stdout.strip(), "pods": PODS, "calls": CALLS, "rounds": rounds, "results": results}
+    report = {"commit": at, "pods": PODS, "calls": CALLS, "rounds": rounds, "results": results}
     print(json.dumps(report, indent=2))
     RESULTS.write_text(json.dumps(report, indent=2) + "\n")
 

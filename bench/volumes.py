@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.api_path import SCRIPT, GoAgent, first_line, joined_agent, phase_of
+from bench.api_path import GoAgent, first_line, joined_agent, phase_of, pod_manifest
 from tests.bed.agent import BedAgent
 from tests.bed.cluster import Cluster, running_cluster
 from tests.bed.parts import scratch_folder
-from tests.bed.runtime import BUSYBOX, BedContainerd, running_containerd
+from tests.bed.runtime import BedContainerd, running_containerd
 from tests.bed.watching import Watching, watching
 
 from pykubelet.model.errors import PykubeletError
@@ -134,24 +134,6 @@ def volumes_of(pod: str) -> list[Manifest]:
         ]
         found.append({"name": f"p{number}", "projected": {"sources": sources}})
     return found
-
-
-def pod_manifest(name: str, node: str, volumes: list[Manifest]) -> Manifest:
-    container = {
-        "name": "app",
-        "image": BUSYBOX,
-        "imagePullPolicy": "IfNotPresent",
-        "command": ["sh", "-c", SCRIPT],
-        "volumeMounts": [{"name": each["name"], "mountPath": f"/v/{each['name']}"} for each in volumes],
-    }
-    spec = {
-        "nodeName": node,
-        "terminationGracePeriodSeconds": 1,
-        "automountServiceAccountToken": False,
-        "containers": [container],
-        "volumes": volumes,
-    }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
 def measure(cluster: Cluster, containerd: BedContainerd, folder: Path, *, quick: bool, only: str) -> dict[str, Samples]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -19,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from bench.api_path import SCRIPT, GoAgent, joined_agent, phase_of
-from bench.report import DOCUMENT, update_document
+from bench.api_path import GoAgent, joined_agent, phase_of, pod_manifest
+from bench.report import DOCUMENT, commit, update_document
 from bench.watches import CHANGES_PER_MINUTE, a_pod, change, connections, memory_kib, prepare
 from tests.bed.agent import BedAgent
 from tests.bed.cluster import Cluster, running_cluster
 from tests.bed.parts import scratch_folder
-from tests.bed.runtime import BUSYBOX, BedContainerd, running_containerd
+from tests.bed.runtime import BedContainerd, running_containerd
 
 from pykubelet.clients.kube.patch import plain
 
@@ -75,15 +74,8 @@ def ticks(process: int) -> int:
 
 
 def manifest(number: int, node: str, *, watched: bool) -> dict[str, Any]:
-    container = {"name": "app", "image": BUSYBOX, "imagePullPolicy": "IfNotPresent", "command": ["sh", "-c", SCRIPT]}
-    spec: dict[str, Any] = {"nodeName": node, "terminationGracePeriodSeconds": 1, "containers": [container]}
-    spec["automountServiceAccountToken"] = False
-    if watched:
-        spec["volumes"] = plain(a_pod(number))["spec"]["volumes"]
-        container["volumeMounts"] = [
-            {"name": each["name"], "mountPath": f"/{each['name']}"} for each in spec["volumes"]
-        ]
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"pod-{number}"}, "spec": spec}
+    volumes = plain(a_pod(number))["spec"]["volumes"] if watched else []
+    return pod_manifest(f"pod-{number}", node, volumes)
 
 
 TITLES = {"go": "Go kubelet 1.36.4", "pykubelet": "pykubelet"}
@@ -121,9 +113,9 @@ def per_object(found: dict[str, dict[str, float]]) -> str:
 
 
 def main(words: list[str]) -> None:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    measured = commit()
     report: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"results": {}}
-    report["commit"] = commit.stdout.strip()
+    report["commit"] = measured
     for kind in [name for name in AGENTS if not set(words) & set(AGENTS) or name in words]:
         for shape in [name for name in SHAPES if not set(words) & set(SHAPES) or name in words]:
             with (

@@ -246,68 +246,59 @@ def _qos_reserve(settings: Settings) -> int:
 LOOK_EVERY = 60.0
 
 
-class OwnGroup:
-    name = "own-cgroup"
+class _KeptGroup:
+    """A group that processes are moved into, now and again; what keeps them out is logged once."""
+
+    name = ""
+    complaint = ""
 
     def __init__(self, *, host: CgroupHost, group: str, driver: str, clock: Clock) -> None:
-        """`group` is the setting kubeletCgroups; '' = the agent stays where it was started."""
+        """`group` is the setting; '' = everything stays where it is."""
         self._host = host
-        self._group = group
-        self._driver = driver
+        self._path = named_path(group, driver=driver) if group else ""
         self._clock = clock
-        self._logged = ""
 
     async def run(self) -> None:
-        if not self._group:
+        if not self._path:
             await asyncio.Event().wait()
+        logged = ""
         while True:
-            self.ensure()
+            problem = self.ensure()
+            if problem and problem != logged:
+                logger.warning(self.complaint, extra={"cgroup": self._path, "error": problem})
+            logged = problem
             await self._clock.sleep(LOOK_EVERY)
 
-    def ensure(self) -> None:
-        path = named_path(self._group, driver=self._driver)
-        problem = ""
+    def ensure(self) -> str:
+        """Why the last of them could not be moved; empty when all were."""
+        raise NotImplementedError
+
+
+class OwnGroup(_KeptGroup):
+    """Moves the agent into the group that kubeletCgroups names."""
+
+    name = "own-cgroup"
+    complaint = "kubeletCgroups: the agent cannot move into its cgroup"
+
+    def ensure(self) -> str:
         try:
-            self._host.join(path, os.getpid())
+            self._host.join(self._path, os.getpid())
         except OSError as error:
-            problem = str(error)
-        if problem and problem != self._logged:
-            logger.warning(
-                "kubeletCgroups: the agent cannot move into its cgroup", extra={"cgroup": path, "error": problem}
-            )
-        self._logged = problem
+            return str(error)
+        return ""
 
 
 MOVES = 11
 """How often the root group is looked at in a row: processes start new ones while they are moved."""
 
 
-class SystemGroup:
+class SystemGroup(_KeptGroup):
     """Moves what runs in the root group into the group that systemCgroups names, so that it can be counted."""
 
     name = "system-cgroup"
-
-    def __init__(self, *, host: CgroupHost, group: str, driver: str, clock: Clock) -> None:
-        """`group` is the setting; '' = everything stays where it is."""
-        self._host = host
-        self._group = group
-        self._driver = driver
-        self._clock = clock
-        self._logged = ""
-
-    async def run(self) -> None:
-        if not self._group:
-            await asyncio.Event().wait()
-        while True:
-            problem = self.ensure()
-            if problem and problem != self._logged:
-                logger.warning("systemCgroups: processes stay in the root group", extra={"error": problem})
-            self._logged = problem
-            await self._clock.sleep(LOOK_EVERY)
+    complaint = "systemCgroups: processes stay in the root group"
 
     def ensure(self) -> str:
-        """Why the last of them could not be moved; empty when all were."""
-        path = named_path(self._group, driver=self._driver)
         problem = ""
         for _ in range(MOVES):
             found = self._host.programs("/")
@@ -315,7 +306,7 @@ class SystemGroup:
                 return ""
             for pid in found:
                 try:
-                    self._host.join(path, pid)
+                    self._host.join(self._path, pid)
                 except ProcessLookupError:
                     continue  # it ended
                 except OSError as error:

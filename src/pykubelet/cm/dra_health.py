@@ -70,7 +70,6 @@ class DeviceHealthCache:
             said.update((key, before[key]) for key in islice(kept, MOST_DEVICES - len(said)))
             self._known[driver] = said
         if changed:
-            self._checkpoint.put(self._known)
             self._unwritten.set()
         return changed
 
@@ -78,6 +77,8 @@ class DeviceHealthCache:
         """Write what has changed."""
         while True:
             await self._unwritten.wait()
+            # Here, not with each report: to encode ten thousand devices took the loop 60 ms.
+            self._checkpoint.put(self._known)
             try:
                 await self._checkpoint.flush()
             except OSError as error:

@@ -169,8 +169,7 @@ class Stopper:
                 left -= await self._pre_stop(pod, one, left)
                 if order is not None and left > 0:
                     left -= await self._wait_turn(order, name, left)
-                async with self.pacer.turn(uid_of(pod), Rank.STOP):
-                    await self._cri.stop_container(one.status.id, max(MINIMUM_GRACE, int(left)))
+                await self._cri.stop_container(one.status.id, max(MINIMUM_GRACE, int(left)))
             finally:
                 if order is not None:
                     order.is_gone(name)

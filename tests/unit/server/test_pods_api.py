@@ -43,7 +43,8 @@ def report(table: PodTable, pod: Pod, phase: str = "Running", *, finished: bool 
 async def served(folder: Path, feed: PodFeed, metrics: Registry | None = None) -> AsyncIterator[Stub]:
     socket = folder / "pods-api.sock"
     server = PodsServer(socket=socket, feed=feed, clock=SystemClock(), metrics=metrics or Registry())
-    async with running(server), grpc.aio.insecure_channel(f"unix:{socket}") as channel:
+    fixed_window = [("grpc.http2.bdp_probe", 0)]  # or gRPC takes more and more for a caller that does not read
+    async with running(server), grpc.aio.insecure_channel(f"unix:{socket}", fixed_window) as channel:
         stub = Stub(channel, v1alpha1, "Pods")
         await channel.channel_ready()
         yield stub

@@ -32,7 +32,7 @@ class Health(Struct, frozen=True, kw_only=True):
     """Seconds, as client-go has them."""
 
     idle: float = 30.0
-    """Without a byte from the server before it is asked."""
+    """Without a byte from the server before it is asked; infinite = it is never asked."""
     answer: float = 15.0
     """To answer."""
     kept: float = 60.0
@@ -276,7 +276,7 @@ class Http2Connection(asyncio.Protocol):
     def _check_at(self, when: float) -> None:
         if self._check is not None:
             self._check.cancel()
-        self._check = self._loop.call_at(when, self._check_health)
+        self._check = self._loop.call_at(min(when, self._loop.time() + self._health.kept), self._check_health)
 
     def _check_health(self) -> None:
         now = self._loop.time()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import math
 import os
 import ssl
 from collections.abc import AsyncIterator, Mapping
@@ -146,10 +147,10 @@ def http2_health(environ: Mapping[str, str]) -> Health | None:
     if environ.get("DISABLE_HTTP2"):
         return None
     usual = Health()
-    return Health(
-        idle=_seconds(environ, "HTTP2_READ_IDLE_TIMEOUT_SECONDS", usual.idle),
-        answer=_seconds(environ, "HTTP2_PING_TIMEOUT_SECONDS", usual.answer),
-    )
+    idle = _seconds(environ, "HTTP2_READ_IDLE_TIMEOUT_SECONDS", usual.idle)
+    answer = _seconds(environ, "HTTP2_PING_TIMEOUT_SECONDS", usual.answer)
+    # As in client-go: no time to be silent means no health checks, no time to answer the usual one.
+    return Health(idle=idle if idle > 0 else math.inf, answer=answer if answer > 0 else usual.answer)
 
 
 def _seconds(environ: Mapping[str, str], name: str, usual: float) -> float:

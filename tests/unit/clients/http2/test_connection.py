@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -288,6 +289,14 @@ async def test_connection_without_requests_is_closed_after_a_while() -> None:
             await server.peers[0].closed.wait()
         assert connection.is_closed
         assert server.peers[0].client_said_goodbye == wire.NO_ERROR
+
+
+async def test_without_health_checks_no_server_is_asked_and_unused_connections_are_closed_all_the_same() -> None:
+    async with serving(ok) as server, connected(server, idle=math.inf, kept=0.2) as connection:
+        await body_of_answer(connection.request(GET))
+        async with asyncio.timeout(5):
+            await server.peers[0].closed.wait()
+        assert connection.is_closed and server.peers[0].pings == 0
 
 
 async def test_silence_of_a_stream_is_a_timeout_and_words_after_it_are_still_read() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import ipaddress
+import math
 import re
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -243,6 +244,8 @@ async def test_http2_can_be_switched_off(bench: Bench) -> None:
     [
         ({}, (30, 15)),
         ({"HTTP2_READ_IDLE_TIMEOUT_SECONDS": "5", "HTTP2_PING_TIMEOUT_SECONDS": "3"}, (5, 3)),
+        ({"HTTP2_READ_IDLE_TIMEOUT_SECONDS": "0", "HTTP2_PING_TIMEOUT_SECONDS": "0"}, (math.inf, 15)),
+        ({"HTTP2_READ_IDLE_TIMEOUT_SECONDS": "-1"}, (math.inf, 15)),
         ({"HTTP2_READ_IDLE_TIMEOUT_SECONDS": "soon", "HTTP2_PING_TIMEOUT_SECONDS": ""}, (30, 15)),
         ({"DISABLE_HTTP2": ""}, (30, 15)),
         ({"DISABLE_HTTP2": "false"}, None),  # as everywhere: any text counts
