@@ -6,7 +6,7 @@ crashed, containers of pods that have their sandbox, critical pods, stops, new p
 few turns the call that waited longest is next, whatever it is, so that none starves.
 
 The width is twice the number of processors. While all places are taken and processors are idle nevertheless, the
-calls wait for something else (a disk, a network plugin), and the width grows. A call that takes much longer than
+calls wait for something else (a network plugin, say), and the width grows. A call that takes much longer than
 others goes on without its place: what hangs holds no other up.
 """
 
@@ -40,9 +40,9 @@ TIMES_USUAL = 4.0
 KEPT = 0.1
 """Seconds for which a pod that got its sandbox keeps the place for its first container, which is about to come."""
 STOP_HOLDS = 0.5
-"""Seconds a stop holds its place: afterwards it is the container that takes its time."""
+"""Seconds the stop of a sandbox holds its place."""
 STOP_WAITS = 1.0
-"""Seconds a stop waits for a place at the most: its grace period runs."""
+"""Seconds the stop of a sandbox waits for a place at the most: somebody may wait for the pod to be gone."""
 
 
 class Rank(enum.IntEnum):
@@ -55,6 +55,7 @@ class Rank(enum.IntEnum):
     CRITICAL = 2
     """The sandbox of a critical pod."""
     STOP = 3
+    """The end of a sandbox. Containers are stopped without a turn: they take their grace period, not processors."""
     NEW = 4
     """The sandbox of any other pod."""
 
