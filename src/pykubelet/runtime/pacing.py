@@ -42,7 +42,7 @@ KEPT = 0.1
 STOP_HOLDS = 0.5
 """Seconds the stop of a sandbox holds its place."""
 STOP_WAITS = 1.0
-"""Seconds the stop of a sandbox waits for a place at the most: somebody may wait for the pod to be gone."""
+"""Seconds the stop of a sandbox waits for a place at the most: its grace period is over."""
 
 
 class Rank(enum.IntEnum):
