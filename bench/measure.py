@@ -148,6 +148,13 @@ def own_cpu(pid: int) -> float:
     return sum(int(word) for word in words[11:15]) / TICK
 
 
+def busy() -> float:
+    """Seconds that all processors of the machine together were not idle since the boot."""
+    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, words)
+    return (user + nice + system + irq + softirq + steal) / TICK
+
+
 def pss(pid: int) -> int:
     """Proportional memory of the process and its children, in bytes, as if this benchmark were not running.
 

@@ -1,7 +1,8 @@
 """What each subject is put through, and the figures that come out. All times in seconds, memory in bytes.
 
-The order is the same for all: single pods spaced out, restarts after a crash, bursts with their deletion, then rest
-with everything running, a restart of the agent, and for pykubelet a full node.
+Subjects take turns, round by round. A round is the same for all: single pods spaced out, restarts after a crash, a
+burst, then rest with everything running, a restart of the agent, and deletion; in the last one pykubelet fills a node.
+The floor's burst is repeated at several widths.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.audit import audit_cpu
-from bench.measure import Ends, TookTooLong, first_processes, own_cpu, pss, until
+from bench.measure import Ends, TookTooLong, busy, first_processes, own_cpu, pss, until
 from bench.pods import CRASH, STAY
 from bench.stage import Stage
-from bench.subjects import NODE, Subject
+from bench.subjects import NODE, WIDTHS, Floor, Subject
 
 NS = 1e9
 RESIDENTS = 7
@@ -32,14 +33,14 @@ SETTLE = 2.0
 class Sizes:
     """How much is measured."""
 
-    singles: int = 12
-    crashes: int = 4
-    bursts: int = 3
-    idle: float = 45.0
+    rounds: int = 3
+    singles: int = 8
+    crashes: int = 3
+    idle: float = 20.0
     full: bool = True
 
 
-QUICK = Sizes(singles=4, crashes=2, bursts=1, idle=10.0)
+QUICK = Sizes(rounds=1, singles=4, crashes=2, idle=10.0)
 
 
 @dataclass(slots=True)
@@ -54,87 +55,110 @@ class Figures:
         self.samples.setdefault(name, []).append(sample)
         self.values[name] = statistics.median(self.samples[name])
 
+    def keep_best(self, name: str, variants: Sequence[str]) -> str:
+        """Of figures measured in several variants, `figure@variant`, take those of the one with the least `name`."""
+        best = min(variants, key=lambda variant: self.values.get(f"{name}@{variant}", float("inf")))
+        for key, value in list(self.values.items()):
+            figure, _, variant = key.partition("@")
+            if variant == best:
+                self.values[figure] = value
+        return best
+
     def as_json(self) -> dict[str, Any]:
         return {"values": self.values, "samples": self.samples}
 
 
 class Run:
-    """One subject on the stage."""
+    """One subject on the stage, round after round."""
 
     def __init__(self, subject: Subject, stage: Stage, sizes: Sizes) -> None:
-        self._subject = subject
+        self.subject = subject
         self._stage = stage
         self._sizes = sizes
         self._pause = random.Random(1)
+        self._round = 0
         self.figures = Figures()
 
-    async def everything(self) -> Figures:
-        await self._subject.start()
+    async def round(self, number: int) -> None:
+        self._round = number
+        await self.subject.start()
         try:
             await self._warm_up()
             await self._singles()
-            if self._subject.pid is not None:
-                await self._crashes()
-            for round in range(self._sizes.bursts):
-                names = await self._burst(round)
-                if round == self._sizes.bursts - 1 and self._subject.pid is not None:
-                    await self._rest()
-                    await self._restart()
-                    if self._sizes.full and self._subject.name == "pykubelet":
-                        await self._full_node()
-                await self._delete(names)
+            if isinstance(self.subject, Floor):
+                for width in WIDTHS:
+                    self.subject.go_by(width)
+                    await self._delete(await self._burst(f"@{width}"), f"@{width}")
+                return
+            await self._crashes()
+            names = await self._burst()
+            await self._rest()
+            await self._restart()
+            if self._sizes.full and self.subject.name == "pykubelet" and number == self._sizes.rounds - 1:
+                await self._full_node()
+            await self._delete(names)
         finally:
-            await self._subject.stop()
-        return self.figures
+            await self.subject.stop()
+
+    def _name(self, kind: str, number: int | str = "") -> str:
+        """Of a pod: logs of earlier rounds are still there."""
+        return f"r{self._round}-{kind}{number}"
 
     async def _warm_up(self) -> None:
         """The first pod pays for cold caches; and an agent may need a while before it takes pods."""
         began = time.time_ns()
-        await self._subject.add({"warm": STAY})
-        self.figures.add("ready", (await self._subject.logs.first("warm", within=30) - began) / NS)
-        await self._gone(["warm"])
+        name = self._name("warm")
+        await self.subject.add({name: STAY})
+        self.figures.add("ready", (await self.subject.logs.first(name, within=30) - began) / NS)
+        await self._gone([name])
 
     async def _singles(self) -> None:
-        names = [f"single-{number}" for number in range(self._sizes.singles)]
+        names = [self._name("single", number) for number in range(self._sizes.singles)]
         for name in names:
             # An uneven rhythm, so that no agent's polling happens to fit it.
             await asyncio.sleep(self._pause.uniform(0.4, 1.0))
-            asked = await self._subject.add({name: STAY})
-            self.figures.add("single", (await self._subject.logs.first(name) - asked) / NS)
+            asked = await self.subject.add({name: STAY})
+            self.figures.add("single", (await self.subject.logs.first(name) - asked) / NS)
         if len(names) < RESIDENTS:
-            rest = [f"resident-{number}" for number in range(RESIDENTS - len(names))]
-            await self._subject.add(dict.fromkeys(rest, STAY))
-            await self._subject.logs.all_first(rest)
+            rest = [self._name("resident", number) for number in range(RESIDENTS - len(names))]
+            await self.subject.add(dict.fromkeys(rest, STAY))
+            await self.subject.logs.all_first(rest)
         await self._gone(names[RESIDENTS:])
 
     async def _crashes(self) -> None:
-        for number in range(self._sizes.crashes):
-            name = f"crash-{number}"
+        names = [self._name("crash", number) for number in range(self._sizes.crashes)]
+        for name in names:
             await asyncio.sleep(self._pause.uniform(0.1, 0.6))
-            await self._subject.add({name: CRASH})
-            again = await self._subject.logs.first(name, restart=1)
-            self.figures.add("crash", (again - self._subject.logs.stamps(name)[-1]) / NS)
-        names = [f"crash-{number}" for number in range(self._sizes.crashes)]
-        await self._subject.remove(names)  # they may be between two runs: no process to wait for
+            await self.subject.add({name: CRASH})
+            again = await self.subject.logs.first(name, restart=1)
+            self.figures.add("crash", (again - self.subject.logs.stamps(name)[-1]) / NS)
+        await self.subject.remove(names)  # they may be between two runs: no process to wait for
         await self._no_sandboxes(names)
 
-    async def _burst(self, round: int) -> list[str]:
-        names = [f"burst{round}-{number}" for number in range(BURST)]
+    async def _burst(self, variant: str = "") -> list[str]:
+        names = [self._name(f"burst{variant.removeprefix('@')}-", number) for number in range(BURST)]
         await asyncio.sleep(3.0)  # what came before has come to rest
-        before = self._cpu()
+        own, whole = self._cpu(), busy()
         asked = time.time_ns()
-        await self._subject.add(dict.fromkeys(names, STAY))
-        self.figures.add("burst", (max(await self._subject.logs.all_first(names)) - asked) / NS)
+        await self.subject.add(dict.fromkeys(names, STAY))
+        took = sorted((stamp - asked) / NS for stamp in await self.subject.logs.all_first(names))
+        self.figures.add(f"burst_first{variant}", took[0])
+        self.figures.add(f"burst_median{variant}", statistics.median(took))
+        self.figures.add(f"burst{variant}", took[-1])
+        pods = self.figures.samples.setdefault(f"burst_pods{variant}", [])
+        pods += took
+        self.figures.values[f"burst_p99{variant}"] = statistics.quantiles(pods, n=100, method="inclusive")[-1]
         await asyncio.sleep(SETTLE)
-        self.figures.add("burst_cpu", self._cpu() - before)
+        self.figures.add(f"burst_cpu{variant}", self._cpu() - own)
+        self.figures.add(f"burst_busy{variant}", busy() - whole)
         return names
 
-    async def _delete(self, names: Sequence[str]) -> None:
+    async def _delete(self, names: Sequence[str], variant: str = "") -> None:
         await asyncio.sleep(1.0)
         ends = Ends(await self._processes(names))
         asked = time.time_ns()
-        await self._subject.remove(names)
-        self.figures.add("delete", (await asyncio.to_thread(ends.wait, 60.0) - asked) / NS)
+        await self.subject.remove(names)
+        self.figures.add(f"delete{variant}", (await asyncio.to_thread(ends.wait, 60.0) - asked) / NS)
 
     async def _rest(self) -> None:
         """Nothing happens to the pods: what the agent then uses is its price."""
@@ -147,17 +171,18 @@ class Run:
 
     async def _restart(self) -> None:
         """From the start of the process until it acts: a pod that is new by then runs, the others are as before."""
-        await self._subject.stop()
+        await self.subject.stop()
         before = first_processes(self._stage.run)
-        await self._subject.add({"late": STAY})
+        late = self._name("late")
+        await self.subject.add({late: STAY})
         began = time.time_ns()
-        await self._subject.start()
-        self.figures.add("adopt", (await self._subject.logs.first("late") - began) / NS)
+        await self.subject.start()
+        self.figures.add("adopt", (await self.subject.logs.first(late) - began) / NS)
         await asyncio.sleep(3.0)
         after = first_processes(self._stage.run)
         if lost := {id for id, pid in before.items() if after.get(id) != pid}:
-            raise TookTooLong(f"{len(lost)} containers did not survive the restart of {self._subject.name}")
-        await self._gone(["late"])
+            raise TookTooLong(f"{len(lost)} containers did not survive the restart of {self.subject.name}")
+        await self._gone([late])
 
     async def _full_node(self) -> None:
         """As many pods as a node takes by default: they come up, stay, and cost little each."""
@@ -165,10 +190,10 @@ class Run:
         await asyncio.sleep(3.0)
         small = pss(pid)
         count = FULL - RESIDENTS - BURST
-        names = [f"full-{number}" for number in range(count)]
+        names = [self._name("full", number) for number in range(count)]
         asked = time.time_ns()
-        await self._subject.add(dict.fromkeys(names, STAY))
-        self.figures.add("full", (max(await self._subject.logs.all_first(names, within=120)) - asked) / NS)
+        await self.subject.add(dict.fromkeys(names, STAY))
+        self.figures.add("full", (max(await self.subject.logs.all_first(names, within=120)) - asked) / NS)
         await asyncio.sleep(5.0)
         self.figures.add("full_memory_per_pod", (pss(pid) - small) / count)
         before, began = own_cpu(pid), time.monotonic()
@@ -182,7 +207,7 @@ class Run:
         await self._gone(names)
 
     async def _gone(self, names: Sequence[str]) -> None:
-        await self._subject.remove(names)
+        await self.subject.remove(names)
         await self._no_sandboxes(names)
 
     async def _no_sandboxes(self, names: Sequence[str], within: float = 60.0) -> None:
@@ -208,12 +233,12 @@ class Run:
         return [files[id] for id in ids]
 
     def _agent(self) -> int:
-        pid = self._subject.pid
+        pid = self.subject.pid
         assert pid is not None
         return pid
 
     def _cpu(self) -> float:
-        return time.process_time() if self._subject.pid is None else own_cpu(self._subject.pid)
+        return time.process_time() if self.subject.pid is None else own_cpu(self.subject.pid)
 
 
 def _plain(name: str) -> str:

@@ -94,13 +94,13 @@ def measured(rate: int | None) -> dict[str, float]:
 def main(words: list[str]) -> None:
     rounds = int(words[0]) if words else ROUNDS
     logging.disable()  # the fakes have no log files to rotate
-    measured = commit()
+    measured_at = commit()
     samples: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     for _ in range(rounds):
         for way, rate in WAYS.items():
             samples[way].append(measured(rate))
     results = {way: {key: round(min(s[key] for s in each), 3) for key in each[0]} for way, each in samples.items()}
-    report = {"commit": measured, "pods": PODS, "calls": CALLS, "rounds": rounds, "results": results}
+    report = {"commit": measured_at, "pods": PODS, "calls": CALLS, "rounds": rounds, "results": results}
     print(json.dumps(report, indent=2))
     RESULTS.write_text(json.dumps(report, indent=2) + "\n")
 

@@ -186,13 +186,13 @@ def main(arguments: list[str]) -> None:
     numbers = [each for each in arguments if not each.startswith("-")]
     pods = int(numbers[0]) if numbers else PODS
     seconds = float(numbers[1]) if len(numbers) > 1 else REST_SECONDS
-    measured = commit()
+    measured_at = commit()
     results: dict[str, dict[str, float]] = {}
     with running_cluster(new_etcd=True) as cluster:
         uvloop.run(prepare(cluster.admin_kubeconfig, pods))
         for name, environ in PROTOCOLS.items():
             results[name] = measured(cluster.admin_kubeconfig, pods, seconds, environ)
-    report = {"commit": measured, "results": results}
+    report = {"commit": measured_at, "results": results}
     print(json.dumps(report, indent=2))
     if keep:
         RESULTS.write_text(json.dumps(report, indent=2) + "\n")

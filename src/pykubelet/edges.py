@@ -116,6 +116,8 @@ class Edges(Struct, frozen=True, kw_only=True):
     machine: Machine
     network: PodNetwork
     fetch: Fetch
+    idle_seconds: Callable[[], float | None] = lambda: None
+    """How long all processors together did nothing since the boot; None = not known."""
     metrics: Registry = field(default_factory=Registry)
     """Where everything is counted; the edges' own calls, too."""
     event_source: EventSource | None = None

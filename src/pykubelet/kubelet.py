@@ -71,7 +71,7 @@ def assemble(settings: Settings, edges: Edges) -> Kubelet:
     plugins = cm_build.plugin_services(ctx, edges, cm, volumes.csi_drivers, ready)
     runtime = runtime_build.build(ctx, edges, spec, table, pleg, cm, volumes, api.container_objects, ready)
     probes = ProbeManager(ctx, cri=cri, network=edges.network, table=table)
-    explainer = Explainer(ctx, table, volumes.manager, runtime_state, api.unreadable_pods)
+    explainer = Explainer(ctx, table, volumes.manager, runtime_state, api.unreadable_pods, runtime.pacer.position)
     below = Subsystems(table, conditions, sources, pleg, runtime_state, api, cm, volumes, runtime, probes, explainer)
     sync = build_sync(ctx, edges, below)
     stats = stats_build.build(ctx, edges, spec, table, volumes.manager)

@@ -31,6 +31,7 @@ class Step(enum.Enum):
     CGROUP = "cgroup"
     VOLUMES = "volumes"
     CLAIMS = "claims"
+    TURN = "turn"
     SANDBOX = "sandbox"
     PULL = "pull"
     CREATE = "create"
@@ -108,6 +109,10 @@ class LifeRecorder:
         cause: Problem | None = None,
     ) -> None:
         self._add(uid, step, subject, Outcome.FAILED, reason, message, cause)
+
+    def fail_with(self, uid: str, step: Step, subject: str, error: ProblemError) -> None:
+        """Record that a step could not even be begun."""
+        self.fail(uid, step, subject, message=str(error), cause=error.problem)
 
     @contextlib.contextmanager
     def step(self, uid: str, step: Step, subject: str = "", *, routine: bool = False) -> Iterator[LifeEntry]:

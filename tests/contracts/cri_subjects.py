@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.clients.cri.port import CriClient
+from pykubelet.hollow.cri_values import Behaviour, Exec
 from pykubelet.kit.clock import Clock, LoopClock, SystemClock
 from pykubelet.model.container_keys import (
     CONTAINER_NAME_LABEL,
@@ -28,7 +29,6 @@ from pykubelet.model.errors import CriError
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, ExecResult
 from pykubelet.wire import cri_pb2
 from tests.fakes.fake_cri import FakeCri
-from tests.fakes.fake_cri_values import Behaviour, Exec
 
 IMAGE = "pykubelet.local/busybox:1"
 

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from pykubelet.api.types import ExecAction, Lifecycle, LifecycleHandler, SleepAction
+from pykubelet.hollow.cri_values import Behaviour, Exec
 from pykubelet.model.errors import CriError
 from pykubelet.model.runtime_status import ExecResult
 from tests.builders import a_container, a_pod, a_sidecar
-from tests.fakes.fake_cri_values import Behaviour, Exec
 from tests.harness import NodeHarness, a_node
 
 

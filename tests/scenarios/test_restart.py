@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pykubelet.hollow.cri_values import Behaviour
 from pykubelet.kit.tasks import finish
 from tests.builders import a_container, a_pod
-from tests.fakes.fake_cri_values import Behaviour
 from tests.harness import NodeHarness, a_node
 
 

@@ -19,7 +19,7 @@ from pykubelet.clients.host.cgroup_stats import CgroupStats
 from pykubelet.clients.host.cgroups import CgroupTree
 from pykubelet.clients.host.folders import DiskFolders
 from pykubelet.clients.host.kernel import DeviceKernelLog, KernelMemoryAlarms
-from pykubelet.clients.host.machine import read_machine, read_topology
+from pykubelet.clients.host.machine import idle_seconds, read_machine, read_topology
 from pykubelet.clients.host.mounts import HostMounts
 from pykubelet.clients.host.network import InterfaceNetwork
 from pykubelet.clients.host.node_stats import NodeStats
@@ -86,6 +86,7 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
                 mounts=HostMounts(),
                 quotas=ProjectQuotas(),
                 machine=machine,
+                idle_seconds=idle_seconds,
                 topology=topology,
                 network=ShortCalls(),
                 fetch=fetch,

@@ -32,6 +32,7 @@ GROUPS = {
 }
 PLACES = {
     "name": "POD",
+    "place": "7th",
     "container": "CONTAINER",
     "kind": "container",
     "image": "IMAGE",

@@ -42,12 +42,12 @@ CAUSES: Final[tuple[Cause, ...]] = (
     *(containers.probe_startup, containers.probe_readiness, containers.probe_liveness),
     *(containers.readiness_gate, containers.memory_child),
     # what is left when nothing above has an answer, and pods that are merely on their way
-    *(pods.sync_failing, pods.host_hangs, pods.waits_for_turn),
+    *(pods.sync_failing, pods.host_hangs, pods.same_name_ending, pods.waits_for_turn),
     *(images.image_pulling, containers.init_running, containers.starting),
 )
 NO_MORE = "Nothing: it is not started again, and the pod stays as it is until it is made anew."
 RUNS_AGAIN = "It runs again; should it end once more, the agent starts it anew, later each time."
-PASSING = frozenset({"took", "again", "then", "lived", "failures", "left", "tries", "when"})
+PASSING = frozenset({"took", "again", "then", "lived", "failures", "left", "tries", "when", "place"})
 """Values that change from one explanation to the next; a brief goes without them, or it would always be new."""
 PASSING_PARTS = re.compile(r'\s*"?\b(?=\w*\d)[0-9a-f]{12,}\b"?')
 """Ids of sandboxes and containers in other programs' texts: new at every try."""

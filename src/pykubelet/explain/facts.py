@@ -110,6 +110,8 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     """Seconds the containers get to stop, once the pod is ending."""
     now: float
     last_log: LastLog = no_log
+    turn: Callable[[], int | None] = lambda: None
+    """Which place the pod has among those that wait for the runtime; None when it does not wait."""
     hanging: Sequence[tuple[str, float]] = ()
     """Calls to the host on behalf of the pod that are past their deadline, and for how many seconds they hang."""
 

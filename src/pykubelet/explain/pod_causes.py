@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pykubelet.explain.cause import Cause, Finding
 from pykubelet.explain.facts import PodFacts, seconds
 from pykubelet.explain.signs import is_network_trouble, missing_object
-from pykubelet.explain.texts import first_line, span
+from pykubelet.explain.texts import first_line, ordinal, span
 from pykubelet.explain.view import State
 from pykubelet.model.pod import uses_host_network
 from pykubelet.model.problems import NotAdmitted, SandboxFailed, Shortage, VolumeFailed
@@ -482,7 +482,7 @@ def sync_failing(facts: PodFacts) -> Sequence[Finding]:
 
 
 @Cause(
-    id="waits-for-turn",
+    id="same-name-ending",
     title="A pod of the same name is still ending",
     state=State.STARTING,
     chain=("the pod has not been started yet", "another static pod of this name is still being stopped"),
@@ -490,7 +490,7 @@ def sync_failing(facts: PodFacts) -> Sequence[Finding]:
     advice=(),
     shown="Pending",
 )
-def waits_for_turn(facts: PodFacts) -> Sequence[Finding]:
+def same_name_ending(facts: PodFacts) -> Sequence[Finding]:
     """A static pod of the same name is still ending."""
     if (
         facts.worker is None
@@ -509,6 +509,21 @@ def waits_for_turn(facts: PodFacts) -> Sequence[Finding]:
 
 STUCK_MOUNT = 30.0
 """Seconds after which a mount that is still under way counts as stuck."""
+
+
+@Cause(
+    id="waits-for-turn",
+    title="The pod waits for its turn",
+    state=State.STARTING,
+    chain=("the runtime is busy with other pods", "the pod waits for its turn, {place}"),
+    next="The agent goes on with it when the pods before it are through.",
+    advice=("metrics pykubelet_runtime_turns and pykubelet_runtime_turn_wait_seconds show how it goes on",),
+    shown="ContainerCreating",
+)
+def waits_for_turn(facts: PodFacts) -> Sequence[Finding]:
+    entry = facts.under_way(Step.TURN)
+    place = facts.turn() if entry is not None and not facts.is_ending else None
+    return [Finding(values={"place": ordinal(place)}, since=entry.at)] if entry is not None and place else ()
 
 
 @Cause(

@@ -39,12 +39,15 @@ class Explainer:
         volumes: VolumeManager,
         runtime: RuntimeState,
         unreadable: Callable[[], Sequence[Unreadable]] = lambda: (),
+        turn: Callable[[str], int | None] = lambda uid: None,
     ) -> None:
-        """`unreadable` are the pods whose newest version at the API server cannot be read."""
+        """`unreadable` are the pods whose newest version at the API server cannot be read; `turn` is the place of a
+        pod among those that wait for the runtime."""
         self._table = table
         self._volumes = volumes
         self._runtime = runtime
         self._unreadable = unreadable
+        self._turn = turn
         self._recorder = ctx.recorder
         self._clock = ctx.clock
         self._logs = LogFiles()
@@ -98,6 +101,7 @@ class Explainer:
             unreadable=next((each.why for each in self._unreadable() if each.uid == uid), ""),
             grace=worker.grace if worker is not None else None,
             now=self._clock.now(),
+            turn=functools.partial(self._turn, uid),
             hanging=[(str(call), call.took) for call in host_calls.stuck(uid)],
             last_log=functools.cache(lambda container, previous: self._tail(observed, container, previous)),
         )

@@ -16,6 +16,7 @@ STEP_TEXTS = {
     Step.CGROUP: "making its cgroup",
     Step.VOLUMES: "mounting volumes",
     Step.CLAIMS: "getting its devices and claims",
+    Step.TURN: "waiting for its turn at the runtime",
     Step.SANDBOX: "making the sandbox",
     Step.PULL: "getting the image",
     Step.CREATE: "creating the container",

@@ -40,6 +40,12 @@ def times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
+def ordinal(number: int) -> str:
+    """1st, 2nd, 11th."""
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
 def first_line(text: str, limit: int = 300) -> str:
     line = text.strip().split("\n", 1)[0].strip()
     return line if len(line) <= limit else f"{line[: limit - 1]}…"

@@ -24,6 +24,7 @@ from pykubelet.runtime.gc import ContainerGc, ContainerRemover, GcPolicy
 from pykubelet.runtime.hooks import HttpHooks, LifecycleHooks
 from pykubelet.runtime.logs_rotate import LogRotation, RotationPolicy
 from pykubelet.runtime.manager import RuntimeManager
+from pykubelet.runtime.pacing import Pacer, Width
 from pykubelet.runtime.resize import PodResizer
 from pykubelet.runtime.spec.builder import EnvSources, PodSpecBuilder
 from pykubelet.runtime.spec.env import References
@@ -49,6 +50,7 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
     images: Images
     stopper: Stopper
     backoff: CrashBackoff
+    pacer: Pacer
     gc: ContainerGc
     clock: Clock
     services: Services
@@ -72,18 +74,9 @@ def build(
 ) -> ContainerRuntime:
     cri = edges.cri
     images = _images(ctx, edges, table, objects)
-    specs = PodSpecBuilder(
-        node=spec,
-        folders=edges.folders,
-        images=cri,
-        events=ctx.events,
-        env=EnvSources(references=objects.references, volumes=volumes.manager, node=spec, host_ips=objects.host_ips),
-        volumes=volumes.manager,
-        resources=cm.container_resources,
-        user_namespaces=cm.user_namespaces,
-    )
-    specs.check_resolv_conf()
-    stopper = Stopper(ctx, cri, _hooks(ctx, edges, table, pleg))
+    specs = _specs(ctx, edges, spec, cm, volumes, objects)
+    pacer = Pacer(ctx, Width(edges.machine.cpus, ctx.clock, edges.idle_seconds))
+    stopper = Stopper(ctx, cri, _hooks(ctx, edges, table, pleg), pacer)
     backoff = _crash_backoff(ctx.settings)
     containers = ContainerStarter(
         ctx,
@@ -98,7 +91,9 @@ def build(
     remover = ContainerRemover(cri=cri, folders=edges.folders, pod_logs=edges.paths.pod_logs)
     manager = RuntimeManager(
         ctx,
-        sandboxes=SandboxStarter(ctx, cri, specs=specs, handlers=objects.runtime_classes, containers=containers),
+        sandboxes=SandboxStarter(
+            ctx, cri, specs=specs, handlers=objects.runtime_classes, containers=containers, pacer=pacer
+        ),
         containers=containers,
         stopper=stopper,
         remover=remover,
@@ -117,8 +112,32 @@ def build(
     rotation = LogRotation(cri=cri, clock=ctx.clock, policy=_rotation_policy(ctx.settings))
     services = Services(sinks=[stopper], managers=[gc, images.gc, rotation])
     return ContainerRuntime(
-        manager=manager, images=images, stopper=stopper, backoff=backoff, gc=gc, clock=ctx.clock, services=services
+        manager=manager,
+        images=images,
+        stopper=stopper,
+        backoff=backoff,
+        pacer=pacer,
+        gc=gc,
+        clock=ctx.clock,
+        services=services,
     )
+
+
+def _specs(
+    ctx: Context, edges: Edges, spec: NodeSpec, cm: ContainerManager, volumes: Volumes, objects: ContainerObjects
+) -> PodSpecBuilder:
+    specs = PodSpecBuilder(
+        node=spec,
+        folders=edges.folders,
+        images=edges.cri,
+        events=ctx.events,
+        env=EnvSources(references=objects.references, volumes=volumes.manager, node=spec, host_ips=objects.host_ips),
+        volumes=volumes.manager,
+        resources=cm.container_resources,
+        user_namespaces=cm.user_namespaces,
+    )
+    specs.check_resolv_conf()
+    return specs
 
 
 def _images(ctx: Context, edges: Edges, table: PodTable, objects: ContainerObjects) -> Images:

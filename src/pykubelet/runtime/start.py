@@ -26,6 +26,7 @@ from pykubelet.model.container_keys import restart_count_of
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
 from pykubelet.model.lifecycle import newest_exited
 from pykubelet.model.pod import (
+    CRITICAL_PRIORITY,
     AnyContainer,
     ContainerKind,
     deletion_requested,
@@ -46,6 +47,7 @@ from pykubelet.recorder import Step
 from pykubelet.runtime.backoff import CrashBackoff
 from pykubelet.runtime.errors import ConfigProblem, StartError
 from pykubelet.runtime.hooks import HookError
+from pykubelet.runtime.pacing import Pacer, Rank
 from pykubelet.runtime.plan import PodPlan
 from pykubelet.runtime.spec.builder import PodSpecBuilder
 from pykubelet.runtime.spec.container import ContainerRequest
@@ -131,8 +133,10 @@ class ContainerStarter:
             pod_ips=sandbox.ips,
             target_id=self._target(pod, kind, container, observed),
         )
-        container_id = await self._create(pod, kind, container, sandbox, request)
-        await self._run(pod, kind, name, container_id)
+        config = await self._config(pod, kind, container, request)
+        async with self._stopper.pacer.turn(uid_of(pod), Rank.RESTART if count else Rank.CONTAINER):
+            container_id = await self._create(pod, kind, name, sandbox, config)
+            await self._run(pod, kind, name, container_id)
         self._link_log(pod, name, container_id, count)
         await self._post_start(pod, kind, container, container_id)
         return container_id
@@ -160,24 +164,23 @@ class ContainerStarter:
         except PykubeletError as error:
             raise self._image_failed(pod, kind, name, error) from error
 
-    async def _create(
-        self,
-        pod: Pod,
-        kind: ContainerKind,
-        container: AnyContainer,
-        sandbox: SandboxInUse,
-        request: ContainerRequest,
-    ) -> str:
+    async def _config(
+        self, pod: Pod, kind: ContainerKind, container: AnyContainer, request: ContainerRequest
+    ) -> cri_pb2.ContainerConfig:
         name = container.name
+        try:
+            config = await self._specs.container(pod, kind, container, request)
+            self._folders.make_container_logs(pod, name)
+        except (ConfigProblem, OSError) as error:
+            failed = self._failed(pod, kind, name, CREATE_CONTAINER_CONFIG_ERROR, error)
+            self._recorder.fail_with(uid_of(pod), Step.CREATE, name, failed)
+            raise failed from error
+        return config
+
+    async def _create(
+        self, pod: Pod, kind: ContainerKind, name: str, sandbox: SandboxInUse, config: cri_pb2.ContainerConfig
+    ) -> str:
         with self._recorder.step(uid_of(pod), Step.CREATE, name):
-            try:
-                config = await self._specs.container(pod, kind, container, request)
-            except ConfigProblem as error:
-                raise self._failed(pod, kind, name, CREATE_CONTAINER_CONFIG_ERROR, error) from error
-            try:
-                self._folders.make_container_logs(pod, name)
-            except OSError as error:
-                raise self._failed(pod, kind, name, CREATE_CONTAINER_CONFIG_ERROR, error) from error
             try:
                 container_id = await self._cri.create_container(sandbox.id, config, sandbox.config)
             except RuntimeDown:
@@ -279,8 +282,10 @@ class SandboxStarter:
         specs: PodSpecBuilder,
         handlers: RuntimeHandlers,
         containers: ContainerStarter,
+        pacer: Pacer,
     ) -> None:
         self._cri = cri
+        self._pacer = pacer
         self._specs = specs
         self._handlers = handlers
         self._containers = containers
@@ -331,18 +336,30 @@ class SandboxStarter:
 
     async def _make(self, pod: Pod, config: cri_pb2.PodSandboxConfig, stepped: Wakeup) -> tuple[str, tuple[str, ...]]:
         """Id and addresses of a new sandbox."""
+        uid = uid_of(pod)
+        try:
+            handler = await self._handlers.handler_for(pod)
+        except PykubeletError as error:
+            failed = self._failed(pod, error)
+            self._recorder.fail_with(uid, Step.SANDBOX, "", failed)
+            raise failed from error
+        # Not is_critical: every static pod is critical for eviction.
+        rank = Rank.CRITICAL if (pod.spec.priority or 0) >= CRITICAL_PRIORITY else Rank.NEW
+        async with self._pacer.turn(uid, rank, len(pod.spec.containers) + len(pod.spec.init_containers)):
+            made = await self._run(pod, config, handler)
+        self._without_sandbox.discard(uid)
+        stepped.set()
+        return made
+
+    async def _run(self, pod: Pod, config: cri_pb2.PodSandboxConfig, handler: str) -> tuple[str, tuple[str, ...]]:
         with self._recorder.step(uid_of(pod), Step.SANDBOX):
             try:
-                handler = await self._handlers.handler_for(pod)
                 sandbox_id = await self._cri.run_pod_sandbox(config, handler)
             except RuntimeDown:
                 raise
             except PykubeletError as error:
                 raise self._failed(pod, error) from error
-            ips = () if uses_host_network(pod) else await self._addresses(pod, sandbox_id)
-        self._without_sandbox.discard(uid_of(pod))
-        stepped.set()
-        return sandbox_id, ips
+            return sandbox_id, () if uses_host_network(pod) else await self._addresses(pod, sandbox_id)
 
     async def _addresses(self, pod: Pod, sandbox_id: str) -> tuple[str, ...]:
         try:

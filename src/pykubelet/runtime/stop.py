@@ -28,6 +28,7 @@ from pykubelet.model.reasons import NORMAL, WARNING
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
 from pykubelet.recorder import Step
 from pykubelet.runtime.hooks import LifecycleHooks
+from pykubelet.runtime.pacing import Pacer, Rank
 
 logger = logging.getLogger(__name__)
 
@@ -107,8 +108,9 @@ class Stopper:
 
     name = "pre-stop-hooks"
 
-    def __init__(self, ctx: Context, cri: CriClient, hooks: LifecycleHooks) -> None:
+    def __init__(self, ctx: Context, cri: CriClient, hooks: LifecycleHooks, pacer: Pacer) -> None:
         self._cri = cri
+        self.pacer = pacer
         self.hooks = hooks
         self._events = ctx.events
         self._recorder = ctx.recorder
@@ -149,8 +151,9 @@ class Stopper:
         await gather_all(*(self._stop_sandbox(uid, sandbox.id) for sandbox in observed.sandboxes))
 
     async def _stop_sandbox(self, uid: str, sandbox_id: str) -> None:
-        with self._recorder.step(uid, Step.KILL, "sandbox"):
-            await self._cri.stop_pod_sandbox(sandbox_id)
+        async with self.pacer.turn(uid, Rank.STOP):
+            with self._recorder.step(uid, Step.KILL, "sandbox"):
+                await self._cri.stop_pod_sandbox(sandbox_id)
 
     async def stop_container(
         self, pod: Pod, one: Stopping, *, grace: int | None = None, order: StopOrder | None = None

@@ -20,6 +20,9 @@ WHERE = {
     "python": "3.11",
     "load": 0.1,
     "volumes": "none",
+    "rounds": 3,
+    "floor": "4",
+    "commit": "abc",
 }
 
 
@@ -46,9 +49,9 @@ def test_stamp_of_a_log_line(line: str, expected: int) -> None:
 @pytest.mark.parametrize(
     ("floor", "go", "own", "verdict"),
     [
-        (0.1, 0.5, 0.15, True),
-        (0.1, 0.5, 0.19, False),  # within 0.4 of the Go kubelet, but too far from the floor
-        (0.1, 0.3, 0.15, False),
+        (0.1, 0.5, 0.12, True),
+        (0.1, 0.5, 0.17, False),  # within 0.35 of the Go kubelet, but too far from the floor
+        (0.1, 0.3, 0.12, False),
         (None, 0.5, 0.15, None),  # half measured is not passed
         (None, 0.3, 0.15, False),
     ],
@@ -74,9 +77,26 @@ def test_the_median_counts() -> None:
     assert found.values == {"burst": 2.0}
 
 
+def test_the_best_width_of_the_floor_counts() -> None:
+    found = Figures()
+    for variant, last, first in (("2", 6.0, 0.2), ("4", 5.0, 0.3), ("50", 7.0, 4.0)):
+        found.add(f"burst@{variant}", last)
+        found.add(f"burst_first@{variant}", first)
+    assert found.keep_best("burst", ["2", "4", "50", "100"]) == "4"
+    assert (found.values["burst"], found.values["burst_first"]) == (5.0, 0.3)
+
+
+def test_the_spread_is_shown() -> None:
+    found = Figures()
+    for sample in (3.0, 1.0, 2.0):
+        found.add("burst", sample)
+    (row,) = judge({"pykubelet": found})
+    assert row.spread == "1.00 s – 3.00 s"
+
+
 def test_tables_show_what_was_measured_and_what_not(tmp_path: Path) -> None:
     rows = judge({"go": figures(burst=4.0), "pykubelet": figures(burst=2.0)})
-    assert "0.50 ≤ 0.75 × go, ? ≤ 1.2 × floor" in text_table(rows)
+    assert "0.50 ≤ 0.8 × go, ? ≤ 1.2 × floor" in text_table(rows)
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- bench:begin -->\nold\n<!-- bench:end -->\nafter\n")
     update_document(markdown(rows, WHERE), page)

@@ -429,10 +429,16 @@ CASES = [
         since=NOW - 75,
     ),
     Case(
-        "waits-for-turn",
+        "same-name-ending",
         untold(facts(worker=Worker(), life=[entry(Step.SEEN, ago=30)])),
         ("another static pod of this name",),
         since=NOW - 30,
+    ),
+    Case(
+        "waits-for-turn",
+        facts(waiting("ContainerCreating"), life=[begun(Step.TURN, "new", ago=4)], turn=lambda: 22),
+        ("busy with other pods", "waits for its turn, 22nd"),
+        since=NOW - 4,
     ),
     Case(
         "image-pulling",

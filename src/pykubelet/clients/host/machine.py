@@ -55,6 +55,14 @@ def read_machine(root: Path = Path("/")) -> Machine:
     )
 
 
+def idle_seconds() -> float | None:
+    """Seconds that all processors together did nothing since the boot; None where the kernel does not say."""
+    try:
+        return float(Path("/proc/uptime").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def _first_line(root: Path, *places: str) -> str:
     for place in places:
         try:
