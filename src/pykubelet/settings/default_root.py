@@ -1,4 +1,4 @@
-"""Where an agent keeps everything unless told otherwise; apart from the flags, for commands that only look for it."""
+"""The root folder of an agent that is given no other; apart from the flags, for commands that only look for it."""
 
 from __future__ import annotations
 
