@@ -60,6 +60,10 @@ class Service:
             process.kill()
             process.wait()
 
+    def signal(self, number: int) -> None:
+        assert self._process is not None, f"{self.name} is not started"
+        self._process.send_signal(number)
+
     def last_lines(self) -> str:
         lines = self.log_file.read_text(errors="replace").splitlines() if self.log_file.exists() else []
         return "".join(f"\n  {line[:300]}" for line in lines[-LAST_LINES:])

@@ -5,6 +5,7 @@ Every failure becomes one line on standard error and an exit status (errors.py);
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 from collections.abc import Sequence
@@ -48,6 +49,8 @@ class LazyCommands(click.Group):
         module, _, name = COMMANDS[cmd_name][0].partition(".")
         found = getattr(importlib.import_module(f"pykubelet.cli.{module}"), name or "command")
         assert isinstance(found, click.Command)
+        if cmd_name != "up":  # which goes on importing, and enables it when the agent runs
+            gc.enable()
         return found
 
     def resolve_command(

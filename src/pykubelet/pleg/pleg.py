@@ -30,6 +30,7 @@ from pykubelet.model.errors import CallTimedOut, CriError, PykubeletError, Runti
 from pykubelet.model.runtime_status import (
     ContainerEvent,
     ContainerRecord,
+    ContainerState,
     EventKind,
     Life,
     PodRuntimeStatus,
@@ -467,7 +468,8 @@ class Pleg:
             uid for uid in found.keys() | self._known().keys() if self._differs(uid, found.get(uid, {}), started)
         ]
         up = {uid for uid, states in found.items() if Life.RUNNING in states.values()}
-        self._table.relisted(started, changed=changed, up=up, named=found)
+        running = {each.pod_uid for each in containers if each.state is ContainerState.RUNNING}
+        self._table.relisted(started, changed=changed, up=up, running=running, named=found)
         self._listed.set()
         for uid, listing in _listings(changed, started, sandboxes, containers).items():
             if (due := self._due.get(uid)) is not None and due.failures.failures and due.at != NOT_DUE:

@@ -25,6 +25,7 @@ from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.port import PodFolders
 from pykubelet.context import Context
 from pykubelet.kit import tracing
+from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import CLOCK_STEP
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.tasks import TaskSet, Wakeup, beside, gather_all
@@ -236,8 +237,8 @@ class ContainerGc:
             self._events.node_event(WARNING, "ContainerGCFailed", str(error))
 
     def _task_failed(self, error: BaseException) -> None:
-        # A single pod's clean-up; the next pass tries again and reports.
-        logger.warning("clean-up of a pod failed, the next pass repeats it", extra={"problem": str(error)})
+        # A single pod's clean-up; it is tried again soon, and the next pass reports.
+        logger.warning("clean-up of a pod failed, it is repeated", extra={"problem": str(error)})
 
     async def _prune_later(self, key: tuple[str, str]) -> None:
         await self._clock.sleep(PRUNE_PAUSE)
@@ -246,8 +247,10 @@ class ContainerGc:
 
     async def _run_collections(self) -> None:
         """Remove pods that ended, once the runtime is not busy with others: removal can wait."""
+        again = Backoff(initial=COLLECT_QUIET, maximum=PERIOD)
+        delay: float | None = None
         while True:
-            await self._due.wait()
+            await self._due.wait(at_most=delay)
             deadline = self._clock.monotonic() + COLLECT_WITHIN
             while self._is_busy() and self._clock.monotonic() < deadline:
                 await self._clock.sleep(COLLECT_PAUSE)
@@ -256,6 +259,11 @@ class ContainerGc:
                 await self._collect_pods(ended, deadline)
             except (PykubeletError, OSError) as error:
                 self._task_failed(error)
+                self._ended |= ended  # what is gone meanwhile costs nothing
+                delay = again.next()
+            else:
+                again.reset()
+                delay = None
 
     def _is_busy(self) -> bool:
         return self._table.any_at_work() or self._clock.monotonic() - self._last_change < COLLECT_QUIET
@@ -478,6 +486,8 @@ def _age_key(item: ContainerRecord | ContainerStatus | SandboxRecord) -> tuple[i
 
 
 def _old_enough(unit: Iterable[ContainerRecord], now_ns: int, policy: GcPolicy) -> Iterable[ContainerRecord]:
+    if not policy.min_age:
+        return unit  # however young: the clock may have been set back to just before it was created
     youngest = now_ns - int(policy.min_age * 1_000_000_000)
     future = now_ns + int(CLOCK_STEP * 1_000_000_000)
     # One from the future was created before the clock was set back.

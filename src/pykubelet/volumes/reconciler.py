@@ -49,6 +49,9 @@ OPERATION_SECONDS = 120.0
 REPORT_AFTER = (30.0, 60.0, OPERATION_SECONDS - 90.0)
 """Its parts, in seconds: after the first and the second a slow change of owners is reported."""
 API_SERVER_SILENT = "the API server did not answer in time"
+MOST_MEASURED = 100
+"""Plugins and drivers that metrics name although none of their operations has succeeded."""
+UNKNOWN_PLUGIN = "UnknownVolumePlugin"
 _BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0)
 
 
@@ -93,6 +96,7 @@ class Reconciler:
             ("volume_plugin", "operation_name", "status", "migrated"),
             _BUCKETS,
         )
+        self._measured: set[str] = set()
         self._cleaned = ctx.metrics.counter(
             "force_cleaned_failed_volume_operations_total", "Volumes of plugins that are not known, taken away"
         )
@@ -246,14 +250,16 @@ class Reconciler:
         plugin.set_up(task, files)
 
     async def _attached(self, entry: VolumeEntry, pod: Pod, spec: VolumeSpec, unique: str) -> str:
-        """Attach the volume, or wait until that is done and show the attacher's error after a while.
+        """Wait until the volume is attached, and show the attacher's error after a while.
 
-        Returns the device that was named then.
+        Returns the device that was named then. What this agent attaches itself is a part of set-up, which is noted.
         """
         plugin = self.plugin_of(spec)
-        entry.wait_for(f"{unique} is not attached to this node")
         if not self._controller_attaches:
-            return await plugin.attach(spec)
+            if plugin.cannot_attach:
+                raise VolumeProblem(plugin.cannot_attach)
+            return ""
+        entry.wait_for(f"{unique} is not attached to this node")
         entry.awaits_attach = True
         while True:
             with contextlib.suppress(TimeoutError):
@@ -397,7 +403,7 @@ class Reconciler:
             record.changed()
 
     def _measure(self, entry: VolumeEntry, step: Step, began: float, status: str) -> None:
-        plugin = qualified_plugin(entry.spec) if entry.spec else ""
+        plugin = self._named(entry.spec, status) if entry.spec else ""
         migrated = "true" if entry.spec is not None and entry.spec.migrated else "false"
         name = Step.MOUNT.value if step is Step.REFRESH else step.value
         self._durations.observe(self._clock.monotonic() - began, plugin, name, status, migrated)
@@ -405,6 +411,15 @@ class Reconciler:
             self._cleaned.inc()
             if status != "success":
                 self._not_cleaned.inc()
+
+    def _named(self, spec: VolumeSpec, status: str) -> str:
+        """The plugin as metrics name it: a few of the drivers that never did anything, as pods name what they like."""
+        name = qualified_plugin(spec)
+        if name not in self._measured:
+            if status != "success" and len(self._measured) >= MOST_MEASURED:
+                return UNKNOWN_PLUGIN
+            self._measured.add(name)
+        return name
 
 
 def _describe(span: Span, entry: VolumeEntry) -> None:

@@ -371,6 +371,31 @@ async def test_a_gone_pod_can_be_collected_soon(node: Node) -> None:
         assert len(node.cri.called("remove_pod_sandbox")) == 1
 
 
+async def test_an_ended_pod_is_removed_soon_after_the_runtime_is_back(node: Node) -> None:
+    async with node.up():
+        await node.ended_pod("old")
+        node.table.gone.add("uid-old")
+        node.cri.fail_next("list_pod_sandboxes", CriError("runtime is away"))
+        removal = node.cri.fail_next("remove_container", CriError("runtime is away"))
+        node.gc.collect_pod_soon("uid-old")
+        await node.clock.sleep(SOON)
+        assert node.left() == (1, 1)
+        await node.clock.sleep(COLLECT_QUIET + 0.1)
+        assert removal.hits == 1 and node.left() == (1, 1)
+        await node.clock.sleep(2 * COLLECT_QUIET + 0.1)
+        assert node.left() == (0, 0)
+
+
+async def test_what_cannot_be_removed_is_tried_ever_more_seldom(node: Node) -> None:
+    async with node.up():
+        await node.ended_pod("old")
+        node.table.gone.add("uid-old")
+        removal = node.cri.fail_next("remove_container", CriError("busy"), times=None)
+        node.gc.collect_pod_soon("uid-old")
+        await node.clock.sleep(PERIOD * 20)
+        assert 30 <= removal.hits <= 50, "by each pass, and by the removal of ended pods"
+
+
 async def test_removal_lets_the_pod_that_comes_next_start_first(node: Node) -> None:
     """A replaced pod: the runtime has one network and one store, and a start must not wait for a removal."""
     async with node.up():
