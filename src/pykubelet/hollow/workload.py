@@ -17,7 +17,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct, field
 
-from pykubelet.api.codec import ManifestError, load_yaml_documents
+from pykubelet.api.codec import ManifestError
+from pykubelet.api.documents import load_yaml_documents
 from pykubelet.api.quantity import Quantity, QuantityError
 from pykubelet.model.errors import PykubeletError
 
