@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "events": ("events", "show what happened on this node"),
     "image": ("image", "list, pull, remove or load images"),
     "shutdown": ("shutdown", "end all pods in order before this machine goes down"),
+    "hollow": ("hollow", "run many nodes without machines, to test a control plane"),
     "check": ("check", "say what is wrong with pod manifests"),
     "completion": ("completion", "print completion code for a shell"),
 }
