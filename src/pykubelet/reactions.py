@@ -54,7 +54,9 @@ def connect(ctx: Context, below: Subsystems, sync: Sync, reporting: Reporting, p
             sender.observed(observed.change)
 
     def container_died(died: ContainerDied) -> None:
-        if not died.sandbox:
+        if died.sandbox:
+            runtime.gc.prune_sandboxes_soon(died.uid)
+        else:
             runtime.gc.prune_soon(died.uid, died.name)
 
     def step_recorded(uid: str, entry: LifeEntry) -> None:

@@ -371,6 +371,19 @@ async def test_a_gone_pod_can_be_collected_soon(node: Node) -> None:
         assert len(node.cri.called("remove_pod_sandbox")) == 1
 
 
+async def test_a_sandbox_that_another_one_replaced_goes_soon(node: Node) -> None:
+    async with node.up():
+        old, new = await node.sandbox("web"), await node.sandbox("web", attempt=1)
+        await node.cri.stop_pod_sandbox(old)
+        node.gc.prune_sandboxes_soon("uid-web")
+        await node.clock.sleep(SOON)
+        assert list(node.cri.sandboxes) == [new]
+        await node.cri.stop_pod_sandbox(new)
+        node.gc.prune_sandboxes_soon("uid-web")
+        await node.clock.sleep(SOON)
+        assert list(node.cri.sandboxes) == [new], "the newest stays, for its addresses"
+
+
 async def test_an_ended_pod_is_removed_soon_after_the_runtime_is_back(node: Node) -> None:
     async with node.up():
         await node.ended_pod("old")
