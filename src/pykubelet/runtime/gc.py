@@ -184,7 +184,7 @@ class ContainerGc:
         self._due.set()
 
     def prune_sandboxes_soon(self, uid: str) -> None:
-        """Remove the sandboxes of a pod that has a newer one, without waiting for the next pass."""
+        """Remove the sandboxes of a pod that has a newer one, or is gone, without waiting for the next pass."""
         self._renewed.add(uid)
         self.runtime_used()
         self._due.set()
@@ -281,8 +281,7 @@ class ContainerGc:
     async def _collect_pods(self, ended: set[str], renewed: set[str], calm_until: float) -> None:
         """Pod by pod, between starts and ends until `calm_until`; one that is stuck does not hold up the others."""
         is_gone = self._gone_question(evict_ended=False)
-        gone = {uid for uid in ended if is_gone(uid)}
-        chosen = gone | renewed
+        chosen = {uid for uid in ended if is_gone(uid)} | renewed
         if not chosen:
             return
         sandboxes = [s for s in await self._cri.list_pod_sandboxes() if s.pod_uid in chosen]
@@ -296,7 +295,7 @@ class ContainerGc:
                 removals.append(begin(self._remove(*own, is_gone)))
                 await asyncio.wait(removals[-1:], timeout=STUCK_AFTER)
             failures = [text for each in removals for text in await each]
-        failures += await self._remove_log_folders(gone)
+        failures += await self._remove_log_folders(chosen)
         if failures:
             raise PykubeletError("; ".join(dict.fromkeys(failures)))
 
