@@ -42,6 +42,7 @@ from pykubelet.model.runtime_status import (
     SandboxState,
 )
 from pykubelet.pods.table import PodTable
+from pykubelet.signals import ContainerDied
 
 logger = logging.getLogger(__name__)
 
@@ -169,6 +170,13 @@ class ContainerGc:
             if self._sources_ready():
                 return
             await self._clock.sleep(SOURCES_PAUSE)
+
+    def container_died(self, died: ContainerDied) -> None:
+        """Remove shortly what the pod has no use for since this container or sandbox ended."""
+        if died.sandbox:
+            self.prune_sandboxes_soon(died.uid)
+        else:
+            self.prune_soon(died.uid, died.name)
 
     def prune_soon(self, uid: str, container: str) -> None:
         """Remove the older dead containers of that name shortly. Never waits; a repeat changes nothing."""
