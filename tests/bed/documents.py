@@ -48,6 +48,8 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     r"pykubelet --config /var/\S+ --kubeconfig \S+": "how every agent in tests/cluster is started, with its own files",
     r"pykubelet up web\.yaml db\.yaml /etc/pods": "tests/node/test_up.py mixes files and folders of its own",
     r"pykubelet shutdown( --[\w-]+ \w+)*": "ends the pods for good; tests/unit/cli/test_shutdown.py",
+    r"pykubelet hollow --nodes .*": "tests/cluster/test_hollow.py runs it on a real control plane",
+    r"kubectl delete nodes -l pykubelet\.local/hollow=true": "the same test",
     r"python3 -m venv /opt/pykubelet": "changes the machine outside of the test's folder",
     r"/opt/pykubelet/bin/pip install \.": "changes the machine outside of the test's folder",
     r"pip install 'pykubelet\[tracing\]'": "tools/setup.sh installs the same libraries for the tests",

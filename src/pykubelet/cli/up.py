@@ -23,7 +23,6 @@ from pykubelet.cli.client import NodeClient, Target
 from pykubelet.cli.errors import CommandFailed
 from pykubelet.cli.local_socket import local_socket
 from pykubelet.cli.options import DEFAULT_STATE, root_of
-from pykubelet.kit.files import write_atomic
 from pykubelet.standalone import daemon
 from pykubelet.standalone.daemon import Daemon
 from pykubelet.standalone.layout import Layout
@@ -80,6 +79,8 @@ class UpState(Struct, frozen=True):
 
     def enter(self, paths: Sequence[Path], endpoint: str) -> None:
         """This process is the agent now. Raises CommandFailed when another one is."""
+        from pykubelet.kit.files import write_atomic
+
         self.folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         other = self.agent()
         if other is not None and other.pid != os.getpid():

@@ -29,6 +29,7 @@ from pykubelet.edges import Edges
 from pykubelet.kit import log
 from pykubelet.kit.clock import Clock, SystemClock
 from pykubelet.kit.host_calls import host_calls
+from pykubelet.kit.memory import freeze_start_up, limit_arenas
 from pykubelet.kit.tasks import Wakeup, both, gather_all, running
 from pykubelet.kubelet import Kubelet, assemble
 from pykubelet.model.container_keys import termination_grace_of
@@ -68,6 +69,7 @@ def run_up(state: UpState, options: UpOptions) -> int:
     state.enter(options.paths, options.endpoint)
     note_pod_groups(state.groups_file)
     _set_up_log(state, options)
+    limit_arenas()
     try:
         return on_a_loop(_Up(state, options).run())
     finally:
@@ -139,6 +141,7 @@ class _Up:
         settings = standalone_settings(self._options.paths[0], self._state, endpoint)
         async with connected_edges(settings) as edges:
             node = assemble(settings, edges)
+            freeze_start_up()
             merged = watch_paths(node, settings, edges, self._options.paths)
             node.ctx.signals.subscribe(PodStatusChanged, lambda changed: self._wake.set())
             async with node.running():

@@ -339,6 +339,10 @@ class MemoryContainers(MemorySandboxes):
         for wanted, behaviour in reversed(self._behaviours):
             if all(value in facts[key] for key, value in wanted.items()):
                 return behaviour
+        return self._usual(container)
+
+    def _usual(self, container: MemoryContainer) -> Behaviour:
+        """What containers do that no program matches."""
         return Behaviour()
 
     def _exec_script(self, container: MemoryContainer, command: Sequence[str]) -> Exec:

@@ -40,6 +40,7 @@ class MemorySandboxes(FaultGate):
         """Seconds every RunPodSandbox needs."""
         self._networks = [ipaddress.ip_network(cidr) for cidr in pod_cidrs]
         self._next_address = 1
+        self._by_address: dict[str, MemorySandbox] = {}
         self._next_id = 0
         self._subscribers: list[asyncio.Queue[ContainerEvent | CriError]] = []
         self._reserved: dict[str, str] = {}
@@ -74,12 +75,13 @@ class MemorySandboxes(FaultGate):
         try:
             if runtime_handler not in self.handlers:
                 raise CriError(f'failed to get sandbox runtime: no runtime for "{runtime_handler}" is configured')
-            await self._spend(self.run_takes, deadline)
+            await self._set_up(deadline)
+            if not box.host_network:
+                box.ips = self._addresses(box)
         except BaseException:
             # containerd undoes a sandbox whose caller gave up, so a cancelled run leaves nothing.
             self._reserved.pop(box.key)
             raise
-        box.ips = () if box.host_network else self._addresses()
         box.created_at = self.clock.now_ns()
         self.sandboxes[box.id] = box
         self._tell(box.id, EventKind.CREATED, box)
@@ -186,10 +188,27 @@ class MemorySandboxes(FaultGate):
             raise CriError(f'failed to reserve {kind} name "{key}": name "{key}" is reserved for "{holder}"')
         self._reserved[key] = id
 
-    def _addresses(self) -> tuple[str, ...]:
-        """Fresh addresses, one a family; never given twice in a run, so a stale one shows."""
-        self._next_address += 1
-        return tuple(str(network[self._next_address]) for network in self._networks)
+    async def _set_up(self, deadline: float) -> None:
+        """What running a sandbox takes; raises CriError when it fails."""
+        await self._spend(self.run_takes, deadline)
+
+    def _addresses(self, box: MemorySandbox) -> tuple[str, ...]:
+        """Free addresses, one a family; used again as late as possible, so that a stale one shows."""
+        sizes = [network.num_addresses for network in self._networks]
+        for _ in range(min(sizes, default=0)):
+            self._next_address += 1
+            found = tuple(
+                str(network[2 + self._next_address % (size - 3)])
+                for network, size in zip(self._networks, sizes, strict=True)
+            )
+            if not any(address in self._by_address for address in found):
+                self._by_address.update((address, box) for address in found)
+                return found
+        raise CriError("failed to setup network for sandbox: no IP addresses available in range set")
+
+    def at_address(self, address: str) -> MemorySandbox | None:
+        """The sandbox that has this address."""
+        return self._by_address.get(address)
 
     def _known_sandbox(self, sandbox_id: str) -> MemorySandbox:
         box = self.sandboxes.get(sandbox_id)
@@ -201,6 +220,8 @@ class MemorySandboxes(FaultGate):
         for container in self._containers_of(box):
             self._kill(container)
         self._sandbox_down(box)
+        for address in box.ips:
+            self._by_address.pop(address, None)
         box.ips = ()
 
     def _sandbox_down(self, box: MemorySandbox) -> None:

@@ -42,6 +42,10 @@ class Behaviour:
     start_takes: float = 0.0
     output: tuple[str, ...] = ()
     """Lines written to the log when it starts (only with write_logs)."""
+    answers_after: float = 0.0
+    """Seconds from start until it answers probes (only on hollow nodes)."""
+    deaf: float = 0.0
+    """Share of probes that it does not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ def limit_arenas() -> None:
 
 def freeze_start_up() -> None:
     """What start-up made stays for good: spare the collector from walking it again and again."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pykubelet.api.codec import ManifestError, load_yaml_documents
+from pykubelet.api.codec import ManifestError
+from pykubelet.api.documents import load_yaml_documents
 from pykubelet.settings.decode import Origin, decode_config, default_config, encode_config
 from pykubelet.settings.errors import SettingsError, printable
 from pykubelet.settings.flags import ParsedFlags, all_flags, help_text, parse_flags

@@ -10,6 +10,7 @@ import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pykubelet.settings.default_root import DEFAULT_ROOT
 from pykubelet.settings.errors import SettingsError
 from pykubelet.settings.flag_forms import LABELS
 from pykubelet.settings.kinds import BOOL, DURATION, INT32, PATH, STRING, STRING_MAP, setting
@@ -54,9 +55,7 @@ class NodeFlags:
     cert_dir: str = setting(
         "cert-dir", PATH, "/var/lib/kubelet/pki", "Folder of this node's certificates.", flag="cert-dir"
     )
-    root_dir: str = setting(
-        "root-dir", PATH, "/var/lib/kubelet", "Folder of everything the agent keeps.", flag="root-dir"
-    )
+    root_dir: str = setting("root-dir", PATH, DEFAULT_ROOT, "Folder of everything the agent keeps.", flag="root-dir")
     hostname_override: str = setting(
         "hostname-override", STRING, "", "Node name instead of the host name.", flag="hostname-override"
     )

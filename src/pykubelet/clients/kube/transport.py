@@ -182,14 +182,16 @@ class Transport:
         burst: int = 100,
         timeout: float = REQUEST_TIMEOUT,
         metrics: RequestMetrics | None = None,
+        headers: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """Several may share the connections to a server, each with its own limit of requests a second."""
+        """Several may share the connections to a server, each with its own limit of requests a second. `headers` go
+        with every request."""
         self._server = server
         self._clock = server.clock
         self._timeout = timeout
         self._limiter = rate_limit(qps, burst)
         self._metrics = metrics or RequestMetrics(Registry())
-        self._headers = [("User-Agent", agent), ("Accept", "application/json")]
+        self._headers = [("User-Agent", agent), ("Accept", "application/json"), *headers]
 
     async def open(self) -> None:
         """Read the credentials now, so that a mistake in them is a KubeconfigError at start; does not connect."""
