@@ -8,6 +8,7 @@ import re
 import ssl
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,9 +48,17 @@ def control_plane(flags: Mapping[str, Sequence[str]] | None = None) -> Iterator[
 @contextmanager
 def fleet(cluster: Cluster, nodes: int, *words: str) -> Iterator[FleetProcess]:
     command = [sys.executable, "-m", "pykubelet", "hollow", "--nodes", str(nodes)]
-    command += ["--kubeconfig", str(cluster.admin_kubeconfig), "--folder", str(cluster.folder), *words]
     log = cluster.folder / "hollow.log"
-    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
+    with (
+        # In memory: the disk is etcd's, and a thousand machines would not share one either.
+        tempfile.TemporaryDirectory(dir="/dev/shm") as folder,
+        log.open("wb") as output,
+        subprocess.Popen(
+            [*command, "--kubeconfig", str(cluster.admin_kubeconfig), "--folder", folder, *words],
+            stdout=output,
+            stderr=output,
+        ) as process,
+    ):
         try:
             yield FleetProcess(process, log, nodes)
         finally:
