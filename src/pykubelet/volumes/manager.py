@@ -178,6 +178,7 @@ class VolumeManager:
             if record.leftover():
                 await self._until(record, record.leftover, "cannot unmount volumes")
             self._table.forget_empty(uid)
+        self._usage.forget_gone()
         self._tokens.forget(uid)
         self._certificates.forget(uid)
 

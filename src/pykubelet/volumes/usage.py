@@ -97,7 +97,7 @@ class UsageMeter:
         ]
         if not wanted:
             return ()
-        self._forget_gone()
+        self.forget_gone()
         points = await self._mount_points()
         found = await gather_all(*(self._usage(uid_of(pod), name, spec, points) for name, spec in wanted))
         return [usage for usage in found if usage is not None]
@@ -136,7 +136,8 @@ class UsageMeter:
             logger.log(level, "volume cannot be measured", extra={"volume": name, "uid": uid, "problem": str(error)})
             return None
 
-    def _forget_gone(self) -> None:
+    def forget_gone(self) -> None:
+        """Drop what is known about pods that have no volumes any more, and end their walks."""
         for key in [key for key in (*self._walks, *self._counted) if key[0] not in self._table.pods]:
             self._counted.pop(key, None)
             walk = self._walks.pop(key, None)
