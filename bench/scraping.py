@@ -36,11 +36,11 @@ KEPT = RESULTS.with_name("scraping.json")
 MARKS = ("<!-- scraping:begin -->", "<!-- scraping:end -->")
 ROUNDS = 3
 PODS = RESIDENTS + BURST
-SETTLE = 8.0
+SETTLE = 5.0
 """Seconds between the last pod's start and the first measurement."""
 IDLE = 30.0
 EVERY = 15.0
-SCRAPES = 4
+SCRAPES = 3
 """Of each endpoint, in a round."""
 AFTER = 1.0
 """Seconds after an answer that still belong to its scrape: what an agent does late, such as collecting its garbage."""
