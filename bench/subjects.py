@@ -147,8 +147,9 @@ class Agent:
         self.logs = Logs(self._home / "logs", suffix=f"-{NODE}", alive=self._alive)
         self._command = [str(word) for word in command]
         self._process: subprocess.Popen[bytes] | None = None
-        config = self._home / "config.json"
-        config.write_text(json.dumps(kubelet_config(stage, self._home), indent=2))
+        config, settings = self._home / "config.json", kubelet_config(stage, self._home)
+        config.write_text(json.dumps(settings, indent=2))
+        self.port: int = settings["port"]
         self._flags = [f"--config={config}", f"--root-dir={self._home / 'root'}", f"--hostname-override={NODE}"]
 
     @property
@@ -231,7 +232,7 @@ def kubelet_config(stage: Stage, home: Path) -> dict[str, Any]:
         "volumePluginDir": str(home / "volume-plugins"),
         "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "0%"},
         "imageGCHighThresholdPercent": 100,
-        "maxPods": 200,
+        "maxPods": 600,
         # A Go kubelet may not raise its limit without CAP_SYS_RESOURCE, and does not start then.
         "maxOpenFiles": _open_files_limit(),
     }
