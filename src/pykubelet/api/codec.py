@@ -13,11 +13,11 @@ import re
 import types
 import typing
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
+from msgspec import Struct, field
 
 from pykubelet.api.times import nearest_time
 from pykubelet.api.types import ApiStruct
@@ -32,8 +32,7 @@ def unknown_fields(type_: Any, obj: Any) -> list[str]:
     return list(_unknown(shape_of(type_), obj, ""))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Shape(Struct, frozen=True, kw_only=True):
     """What a type expects at one place: fields of a struct, items of a list or map, or a plain value."""
 
     fields: dict[str, "Shape"] = field(default_factory=dict)

@@ -16,9 +16,8 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from pykubelet.api.times import format_duration
 from pykubelet.clients.cri.port import CriClient, EventSource
@@ -71,8 +70,7 @@ class PlegSettings(Struct, frozen=True, kw_only=True):
     """Seconds a hint of a start or removal waits: nearly all are our own doing, which is inspected anyway."""
 
 
-@dataclass(slots=True, eq=False)
-class _Due:
+class _Due(Struct, eq=False):
     """An inspection that is due later, and what it has to show."""
 
     at: float = NOT_DUE
@@ -84,15 +82,13 @@ class _Due:
     failures: Backoff = field(default_factory=lambda: Backoff(1.0, 30.0))
 
 
-@dataclass(slots=True, eq=False)
-class _Request:
+class _Request(Struct, eq=False):
     answer: asyncio.Future[Answer]
     requested: bool
     listing: Listing | None
 
 
-@dataclass(slots=True, eq=False)
-class _Inspector:
+class _Inspector(Struct, eq=False):
     """The task that inspects one pod, with the request it takes next."""
 
     waiting: _Request | None
