@@ -10,11 +10,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from pykubelet.hollow.history import Histories
 from pykubelet.hollow.network import MOST_NODES

@@ -11,7 +11,6 @@ import logging
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace as with_fields
 from pathlib import Path
 
 from msgspec import Struct
@@ -188,7 +187,7 @@ def with_zone(settings: Settings, workload: Workload, number: int) -> Settings:
     if not workload.machine.zones:
         return settings
     labels = {**settings.flags.node_labels, ZONE_LABEL: f"zone-{number % workload.machine.zones}"}
-    return with_fields(settings, flags=with_fields(settings.flags, node_labels=labels))
+    return replace(settings, flags=replace(settings.flags, node_labels=labels))
 
 
 def next_time(failure: Failure | None, rng: random.Random) -> float:
