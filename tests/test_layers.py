@@ -28,7 +28,7 @@ MANAGERS = (
 ORDER = (
     *("kit", "wire", "api", "model", "settings", "recorder", "clients", "signals", "context", "edges", "certs"),
     *MANAGERS,
-    *("api_server", "sync", "server", "reactions", "kubelet", "standalone", "cli", "__main__"),
+    *("api_server", "sync", "server", "reactions", "kubelet", "standalone", "hollow", "cli", "__main__"),
 )
 RANK = {package: level for level, package in enumerate(ORDER)}
 MAX_LINES = 700

@@ -12,6 +12,8 @@ OBJECTS_BETWEEN_LOOKS = 20_000
 
 def main() -> int:
     gc.set_threshold(OBJECTS_BETWEEN_LOOKS)
+    # What start-up makes stays. Looked through again from when a command begins its work, or the agent runs.
+    gc.disable()
     # gRPC prepares for children that go on using its channels, and complains when it cannot. Ours only run programs.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     arguments = sys.argv[1:]
@@ -20,7 +22,7 @@ def main() -> int:
         from pykubelet.cli.main import run_command
 
         return run_command(arguments)
-    from pykubelet.cli.agent import run_agent
+    from pykubelet.cli.agent_flags import run_agent
 
     return run_agent(arguments)
 

@@ -43,9 +43,12 @@ class BedAgent:
         kubeconfig: Path | None = None,
         flags: Sequence[str] = (),
         program: Path | None = None,
+        disk: Path | None = None,
         **changes: Any,
     ) -> None:
         self.folder = folder
+        self.disk = disk or folder
+        """Where it keeps its pods and their logs."""
         self._program = program or Path(sys.executable).with_name("pykubelet")
         self.node = node
         self._flags = list(flags)
@@ -54,9 +57,9 @@ class BedAgent:
             self._flags += [f"--kubeconfig={kubeconfig}", f"--node-ip={containerd.gateway_ip}"]
         self.cgroups = cgroups
         self.manifests = folder / "manifests"
-        self.root = folder / "root"
+        self.root = self.disk / "root"
         """--root-dir; pod folders are in `pods` below it."""
-        self.pod_logs = folder / "pod-logs"
+        self.pod_logs = self.disk / "pod-logs"
         self.certificates = folder / "pki"
         self.log_file = folder / "agent.log"
         self.manifests.mkdir(parents=True, exist_ok=True)
@@ -164,17 +167,20 @@ def bed_agent(
     kubeconfig: Path | None = None,
     flags: Sequence[str] = (),
     program: Path | None = None,
+    disk: Path | None = None,
     **changes: Any,
 ) -> Iterator[BedAgent]:
     """A started agent with a cgroup of its own; `changes` replace fields of its configuration, `flags` are added.
 
-    `program` is another kubelet to compare with. When the block ends, the pods it still runs are removed.
+    `program` is another kubelet to compare with, `disk` where it keeps its pods and their logs if not in `folder`. When
+    the block ends, the pods it still runs are removed.
     """
     cgroups = CgroupTree(f"/{containerd.state_dir.name}-{os.getpid()}")
     cgroups.make()
     try:
         others = blocking(_sandboxes(containerd.endpoint))
         login: dict[str, Any] = {"node": node, "kubeconfig": kubeconfig, "flags": flags, "program": program}
+        login["disk"] = disk
         agent = BedAgent(folder, containerd, cgroups, **login, **changes)
         agent.start()
         try:
@@ -186,7 +192,7 @@ def bed_agent(
             except CriError as error:
                 # Must not hide why the test failed; what is left is ended with its cgroup.
                 logger.warning("the runtime does not remove the pods of the test", extra={"error": str(error)})
-            unmount_below(folder)  # volumes of pods that were still there
+            unmount_below(agent.disk)  # volumes of pods that were still there
     finally:
         cgroups.remove()
 

@@ -38,6 +38,15 @@ class CgroupTree:
         found.pop(".", None)
         return found
 
+    def processes(self, name: str) -> set[int]:
+        """Of the cgroups with this name, whatever they are in."""
+        found: set[int] = set()
+        for root in self._roots:
+            for folder, _, _ in os.walk(root):
+                if os.path.basename(folder) == name:
+                    found.update(map(int, Path(folder, "cgroup.procs").read_text().split()))
+        return found
+
     def remove(self, within: float = 30.0) -> None:
         """End what still runs in here and take the tree away."""
         deadline = time.monotonic() + within

@@ -26,6 +26,11 @@ class Service:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, f"{self.name} is not started"
+        return self._process.pid
+
     def start(self) -> None:
         # The kernel ends the program when pytest is gone: nothing of ours may outlive a killed run.
         guard = [shutil.which("setpriv") or "setpriv", "--pdeathsig", "KILL"]
@@ -59,6 +64,10 @@ class Service:
         if process is not None:
             process.kill()
             process.wait()
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None, f"{self.name} is not started"
+        self._process.send_signal(number)
 
     def last_lines(self) -> str:
         lines = self.log_file.read_text(errors="replace").splitlines() if self.log_file.exists() else []

@@ -56,9 +56,14 @@ class SilentWire:
             self._pairs.clear()
             return len(cut) // 2
 
-    def mend(self) -> None:
+    def mend(self, *, reset: bool = False) -> None:
+        """New connections work again; with `reset` those that were cut are ended, as by a peer that forgot them."""
         with self._lock:
             self._held = False
+            if reset:
+                for each in self._dead:
+                    each.close()
+                self._dead.clear()
 
     def _run(self) -> None:
         while not self._stopping:

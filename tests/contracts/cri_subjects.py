@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -17,6 +18,10 @@ from pathlib import Path
 
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.clients.cri.port import CriClient
+from pykubelet.hollow.cri import MemoryCri
+from pykubelet.hollow.cri_values import Behaviour, Exec
+from pykubelet.hollow.runtime import HollowCri
+from pykubelet.hollow.workload import RuntimePlan, Spread, Workload
 from pykubelet.kit.clock import Clock, LoopClock, SystemClock
 from pykubelet.model.container_keys import (
     CONTAINER_NAME_LABEL,
@@ -28,7 +33,6 @@ from pykubelet.model.errors import CriError
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, ExecResult
 from pykubelet.wire import cri_pb2
 from tests.fakes.fake_cri import FakeCri
-from tests.fakes.fake_cri_values import Behaviour, Exec
 
 IMAGE = "pykubelet.local/busybox:1"
 
@@ -89,12 +93,37 @@ class FakeSubject:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[CriClient]:
-        fake = FakeCri(self.clock, images=[IMAGE, "pykubelet.local/pause:1"], write_logs=True)
-        for program, behaviour in _BEHAVIOUR.items():
-            fake.program(behaviour, name=program.name.lower())
-        for line, script in _EXECS.items():
-            fake.on_exec(script, command=["sh", "-c", line])
+        fake = FakeCri(self.clock, write_logs=True)
+        program(fake)
         yield fake
+
+
+class HollowSubject:
+    """The runtime of hollow nodes, with latencies."""
+
+    real = False
+
+    def __init__(self) -> None:
+        self.clock: Clock = LoopClock()
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[CriClient]:
+        slow = RuntimePlan(sandbox=Spread(median=0.2, p99=1.0), create=0.05, start=Spread(min=0.01, max=0.1))
+        made = HollowCri(
+            self.clock, workload=Workload(runtime=slow), rng=random.Random(1), pod_cidr="10.0.0.0/22", number=0
+        )
+        made.write_logs = True
+        program(made)
+        yield made
+
+
+def program(runtime: MemoryCri) -> None:
+    for image in (IMAGE, "pykubelet.local/pause:1"):
+        runtime.add_image(image)
+    for program, behaviour in _BEHAVIOUR.items():
+        runtime.program(behaviour, name=program.name.lower())
+    for line, script in _EXECS.items():
+        runtime.on_exec(script, command=["sh", "-c", line])
 
 
 class RuntimeSubject:
@@ -110,7 +139,7 @@ class RuntimeSubject:
             yield client
 
 
-Subject = FakeSubject | RuntimeSubject
+Subject = FakeSubject | HollowSubject | RuntimeSubject
 
 _numbers = itertools.count(1)
 

@@ -216,7 +216,7 @@ async def test_a_stubborn_container_is_killed_after_its_grace(subject: Subject) 
         await cri.stop_container(container, 1)
         took = subject.clock.monotonic() - began
         status = await cri.container_status(container)
-    assert 1.0 <= took < 20.0
+    assert 0.999 <= took < 20.0  # sums of virtual times are rounded
     assert (status.exit_code, status.reason) == (137, "Error")
 
 

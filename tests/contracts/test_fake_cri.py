@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pykubelet.hollow.cri_values import Behaviour, Exec, full_name
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import CallTimedOut, CriError, CriNotFound, ExecTimedOut, RuntimeDown, Unimplemented
@@ -18,7 +19,6 @@ from pykubelet.model.runtime_status import ContainerState, EventKind, ExecResult
 from pykubelet.wire import cri_pb2
 from tests.contracts.cri_subjects import IMAGE, PodConfig, Program, a_container_config, a_pod_config
 from tests.fakes.fake_cri import FakeCri
-from tests.fakes.fake_cri_values import Behaviour, Exec, full_name
 
 
 def make(**settings: object) -> FakeCri:

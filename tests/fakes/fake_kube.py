@@ -41,6 +41,7 @@ from pykubelet.clients.kube.port import (
     Page,
     PatchBody,
     PatchType,
+    Sent,
     Unreadable,
     UnreadableChange,
     WatchLists,
@@ -210,8 +211,11 @@ class FakeKube:
         resource_version: str,
         initial_events: bool = False,
         timeout: float = 300.0,
+        sent: Sent | None = None,
     ) -> AsyncGenerator[Change[K] | UnreadableChange, None]:
         self._begin(Call("watch", kind, "", namespace, body=resource_version, field_selector=field_selector))
+        if sent is not None:
+            sent(True)
         selection = Selection(kind, namespace, field_selector, label_selector)
         if initial_events and not self.has_watch_lists:
             raise Invalid("resourceVersionMatch: Forbidden: forbidden for watch", code=422, reason="Invalid")

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, cast
 
+from pykubelet.clients.kube.port import Sent
 from pykubelet.clients.kube.transport import Transport
 from pykubelet.model.errors import Invalid
 
@@ -40,7 +41,13 @@ class FakeTransport:
         return self.answers.get(path, self.listed)
 
     async def stream(
-        self, path: str, *, query: Query = (), silence: float, read: Callable[[bytes], Awaitable[Any]]
+        self,
+        path: str,
+        *,
+        query: Query = (),
+        silence: float,
+        read: Callable[[bytes], Awaitable[Any]],
+        sent: Sent | None = None,
     ) -> AsyncGenerator[Any, None]:
         if "sendInitialEvents" in dict(query):
             raise Invalid("resourceVersionMatch: Forbidden: forbidden for watch", code=422, reason="Invalid")

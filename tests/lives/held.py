@@ -17,13 +17,14 @@ ALLOWED = frozenset(
         "WhyNotReady",
         "Registry",
         "DnsWarnings",
+        "StatsProvider",  # has the figures of its last reading
         "CrashBackoff",  # forgets ten minutes after a container's last restart, as upstream's does
     }
 )
 """Classes that remember pods on purpose, for a time or up to a number."""
 
-ONE_POD = frozenset({"_fresh"})
-"""Fields that hold the last pod, whichever it was."""
+ONE_POD = frozenset({"_fresh", "_points"})
+"""Fields that hold the last pod, whichever it was, or the mount points of the last measurement."""
 
 
 def mentions(root: object, uids: Collection[str]) -> list[str]:

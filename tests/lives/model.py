@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pykubelet.api.types import ContainerStatus, Pod
+from pykubelet.hollow.cri_values import MemoryContainer, MemorySandbox
 from pykubelet.model.pod import is_terminal_phase, name_of, uid_of
 from pykubelet.model.reasons import CONTAINER_STATUS_UNKNOWN
 from pykubelet.model.runtime_status import SandboxState
-from tests.fakes.fake_cri_values import FakeContainer, FakeSandbox
 from tests.lives.history import Program
 from tests.lives.values import PodModel, Run, Wait, Wish
 
@@ -96,12 +96,12 @@ class Model:
 
     # --- the runtime ----------------------------------------------------------------------------
 
-    def sandbox_made(self, box: FakeSandbox, others: list[FakeSandbox]) -> None:
+    def sandbox_made(self, box: MemorySandbox, others: list[MemorySandbox]) -> None:
         ready = [each for each in others if each.pod_uid == box.pod_uid and each.state is SandboxState.READY]
         if len(ready) > 1:
             self.fail(f"{box.name} has {len(ready)} ready sandboxes")
 
-    def created(self, container: FakeContainer) -> None:
+    def created(self, container: MemoryContainer) -> None:
         pod = self.pods[container.sandbox.pod_uid]
         run = Run(container, self._now(), self.agent)
         before = pod.last(container.name)
@@ -122,7 +122,7 @@ class Model:
         lasts = any(wish.at + wish.lasts >= before.created for wish in wishes)
         return any(wish.at >= before.created for wish in wishes) or (lasts and before.container.signalled)
 
-    def started(self, container: FakeContainer) -> None:
+    def started(self, container: MemoryContainer) -> None:
         pod, name = self.pods[container.sandbox.pod_uid], container.name
         run = pod.runs[name][-1]
         run.started = self._now()
@@ -136,13 +136,13 @@ class Model:
             if program["kind"] == "init" and not self._init_done(pod, program["name"], container.sandbox):
                 self.fail(f"{name} of {container.sandbox.name} started before init container {program['name']} ended")
 
-    def _init_done(self, pod: PodModel, name: str, box: FakeSandbox) -> bool:
+    def _init_done(self, pod: PodModel, name: str, box: MemorySandbox) -> bool:
         runs = pod.runs.get(name, [])
         return any(
             run.container.sandbox is box and run.ended is not None and run.container.exit_code == 0 for run in runs
         )
 
-    def hooked(self, container: FakeContainer, which: str) -> None:
+    def hooked(self, container: MemoryContainer, which: str) -> None:
         pod = self.pods[container.sandbox.pod_uid]
         run = next(each for each in pod.runs[container.name] if each.container is container)
         if which == "post":
@@ -153,7 +153,7 @@ class Model:
         if times > 1 and not (which == "pre" and self.runtime_failed):
             self.fail(f"the {which} hook of {container.name} of {container.sandbox.name} ran {times} times")
 
-    def signalled(self, container: FakeContainer) -> None:
+    def signalled(self, container: MemoryContainer) -> None:
         pod = self.pods[container.sandbox.pod_uid]
         program = pod.program(container.name)
         self._is_refused(pod)
@@ -165,7 +165,7 @@ class Model:
             self.fail(f"{container.name} of {container.sandbox.name} was stopped without its preStop hook")
         self._check_asked(pod, container, "stopped")
 
-    def ended(self, container: FakeContainer, *, killed: bool) -> None:
+    def ended(self, container: MemoryContainer, *, killed: bool) -> None:
         now, pod = self._now(), self.pods[container.sandbox.pod_uid]
         run = next(each for each in pod.runs[container.name] if each.container is container)
         run.ended, run.told_by = now, self.agent
@@ -186,14 +186,14 @@ class Model:
         if not early and self.is_calm(begun - 1, begun + 1):
             self.fail(f"the post hook of {program['name']} of {run.container.sandbox.name} never ran")
 
-    def _wishes_for(self, pod: PodModel, container: FakeContainer) -> list[Wish]:
+    def _wishes_for(self, pod: PodModel, container: MemoryContainer) -> list[Wish]:
         began = container.started_at / 1e9 - START
         return [
             each for each in pod.wishes
             if each.only in ("", container.name) and (each.ends_pod or each.at + each.lasts >= began - ROUNDING)
         ]  # fmt: skip
 
-    def _check_asked(self, pod: PodModel, container: FakeContainer, what: str) -> list[Wish]:
+    def _check_asked(self, pod: PodModel, container: MemoryContainer, what: str) -> list[Wish]:
         wishes = self._wishes_for(pod, container)
         program = pod.program(container.name)
         if program["kind"] == "side" and not wishes:
@@ -253,7 +253,7 @@ class Model:
         waits = [wait for key, wait in self._waits.items() if key[:2] == (pod.uid, name)]
         return max((self._delay(wait, finished) for wait in waits), default=0.0)
 
-    def _waited(self, pod: PodModel, before: Run, again: FakeContainer) -> None:
+    def _waited(self, pod: PodModel, before: Run, again: MemoryContainer) -> None:
         """It starts again: the next wait is twice as long."""
         finished = before.ended or 0.0
         if before.container.removed and pod.program(again.name)["kind"]:
@@ -265,7 +265,7 @@ class Model:
         else:
             wait.delay, wait.updated = min(LAST_BACKOFF, 2 * wait.delay), self._now()
 
-    def _check_backoff(self, pod: PodModel, before: Run, again: FakeContainer) -> None:
+    def _check_backoff(self, pod: PodModel, before: Run, again: MemoryContainer) -> None:
         name, now, finished = again.name, self._now(), before.ended or 0.0
         delay = self._delay(self._waits.get(what_runs(again)), finished)
         if pod.program(name)["kind"] and before.container.removed:
@@ -304,7 +304,7 @@ class Model:
                 if not pod.unsure and self._may_start(pod, name, box):
                     self._check_late(pod, name, due, since)
 
-    def _may_start(self, pod: PodModel, name: str, box: FakeSandbox | None) -> bool:
+    def _may_start(self, pod: PodModel, name: str, box: MemorySandbox | None) -> bool:
         """Whether everything that must have ended or started before it has, in its sandbox or the newest one."""
         for program in pod.spec["programs"]:
             last = pod.last(program["name"])
@@ -405,7 +405,7 @@ START = 1_700_000_000.0
 """Wall time at the beginning of a life."""
 
 
-def what_runs(container: FakeContainer) -> tuple[str, str, str, int]:
+def what_runs(container: MemoryContainer) -> tuple[str, str, str, int]:
     """What a back-off belongs to: another image or other resources start it afresh, once the agent knows of them."""
     config = container.config
     return (

@@ -7,9 +7,9 @@ from contextlib import aclosing
 from typing import Any
 
 from pykubelet.clients.kube.port import Change, K, PatchBody, UnreadableChange
+from pykubelet.hollow.cri_values import MemoryContainer
 from pykubelet.wire import cri_pb2
 from tests.fakes.fake_cri import FakeCri
-from tests.fakes.fake_cri_values import FakeContainer
 from tests.fakes.fake_kube import FakeKube
 from tests.lives.model import Model
 
@@ -36,22 +36,22 @@ class WatchedCri(FakeCri):
             self.model.created(self.containers[made])
         return made
 
-    def _begin(self, container: FakeContainer) -> None:
+    def _begin(self, container: MemoryContainer) -> None:
         super()._begin(container)
         if self.model is not None:
             self.model.started(container)
 
-    def _signal(self, container: FakeContainer) -> None:
+    def _signal(self, container: MemoryContainer) -> None:
         if not container.signalled and self.model is not None:
             self.model.signalled(container)
         super()._signal(container)
 
-    def _kill(self, container: FakeContainer) -> None:
+    def _kill(self, container: MemoryContainer) -> None:
         self._killing = True
         super()._kill(container)
         self._killing = False
 
-    def _end(self, container: FakeContainer, code: int, reason: str) -> None:
+    def _end(self, container: MemoryContainer, code: int, reason: str) -> None:
         super()._end(container, code, reason)
         if self.model is not None:
             self.model.ended(container, killed=self._killing)

@@ -15,12 +15,12 @@ from pykubelet.api.types import ContainerStatus, Pod, ResourceRequirements
 from pykubelet.clients.kube.transport import error_of
 from pykubelet.eviction.manager import EvictionOrder
 from pykubelet.eviction.ranking import EvictionText
+from pykubelet.hollow.cri_values import Behaviour, Exec, MemoryContainer
 from pykubelet.model.errors import CriError, Expired
 from pykubelet.model.pod import is_mirror, is_terminal_phase, uid_of
 from pykubelet.model.runtime_status import ContainerState, ExecResult, SandboxState
 from pykubelet.node.shutdown import REFUSED, two_periods
 from pykubelet.sync.evict import PodEvictor
-from tests.fakes.fake_cri_values import Behaviour, Exec, FakeContainer
 from tests.harness import IMAGE
 from tests.invariants import broken_invariants
 from tests.lives.held import mentions
@@ -62,7 +62,7 @@ class SimulatedNode:
 
     # --- what the containers' programs do -------------------------------------------------------
 
-    def _exec(self, container: FakeContainer, command: Sequence[str]) -> Exec:
+    def _exec(self, container: MemoryContainer, command: Sequence[str]) -> Exec:
         program = self.model.pods[container.sandbox.pod_uid].program(container.name)
         if command[0] in ("pre", "post"):
             self.model.hooked(container, command[0])

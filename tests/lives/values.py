@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tests.fakes.fake_cri_values import FakeContainer
+from pykubelet.hollow.cri_values import MemoryContainer
 from tests.lives.history import Program, Spec
 
 
@@ -27,7 +27,7 @@ class Wish:
 class Run:
     """One container of the runtime, from its creation to its end."""
 
-    container: FakeContainer
+    container: MemoryContainer
     created: float
     agent: int
     started: float | None = None

@@ -14,12 +14,12 @@ import pytest
 
 from pykubelet.api.types import ExecAction, Pod, Probe
 from pykubelet.cm.admission import PodAdmission
+from pykubelet.hollow.cri_values import Behaviour
 from pykubelet.model.pod import name_of
 from pykubelet.pods.admission import Verdict
 from pykubelet.signals import ContainerDied, PodFinished
 from pykubelet.sync.loop import SyncLoop
 from tests.builders import a_container, a_pod
-from tests.fakes.fake_cri_values import Behaviour
 from tests.harness import NodeHarness, a_node
 from tests.scenarios.cluster_node import a_cluster_node
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.types import ExecAction, Probe
+from pykubelet.hollow.cri_values import Behaviour, Exec
 from tests.builders import a_container, a_pod
-from tests.fakes.fake_cri_values import Behaviour, Exec
 from tests.harness import NodeHarness, a_node
 
 STEPS = [pytest.param(3600.0, id="forward"), pytest.param(-3600.0, id="back")]

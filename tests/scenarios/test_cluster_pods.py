@@ -26,10 +26,10 @@ from pykubelet.api.types import (
     Volume,
     VolumeMount,
 )
+from pykubelet.hollow.cri_values import Behaviour
 from pykubelet.model.errors import CriError
 from pykubelet.model.pod import MIRROR_ANNOTATION
 from tests.builders import a_container, a_pod
-from tests.fakes.fake_cri_values import Behaviour
 from tests.scenarios.cluster_node import a_cluster_node
 
 

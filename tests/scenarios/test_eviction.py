@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.types import EmptyDirVolumeSource, Event, Node, Pod, ResourceRequirements, Volume, VolumeMount
+from pykubelet.hollow.cri_values import Behaviour
 from pykubelet.model.errors import CriError
 from pykubelet.model.pod import uid_of
 from tests.builders import a_container
-from tests.fakes.fake_cri_values import Behaviour
 from tests.fakes.fake_guard import GIB, MIB, FakeMachine
 from tests.scenarios.cluster_node import ClusterHarness
 

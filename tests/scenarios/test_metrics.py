@@ -19,11 +19,11 @@ from pykubelet.api.types import (
     Volume,
     VolumeMount,
 )
+from pykubelet.hollow.cri_values import Behaviour
 from pykubelet.kit.clock import utc
 from pykubelet.model.errors import CriError
 from pykubelet.model.pod import SOURCE_ANNOTATION
 from tests.builders import a_container, a_pod
-from tests.fakes.fake_cri_values import Behaviour
 from tests.harness import IMAGE, NodeHarness, a_node
 from tests.scenarios.cluster_node import a_cluster_node
 

@@ -126,3 +126,21 @@ async def test_a_running_pod_keeps_its_devices_although_it_is_not_inspected_yet_
         slow.remove()
         assert bed.node.phase() == "Running"
         assert "UnexpectedAdmissionError" not in bed.node.event_reasons()
+
+
+async def test_a_pod_without_a_container_is_refused_after_a_restart_while_its_device_plugin_is_away(
+    tmp_path: Path,
+) -> None:
+    """As upstream: its sandbox alone does not show that the machine was not restarted in between."""
+    async with a_plugin_node(tmp_path) as bed:
+        await bed.register_devices()
+        amount = {GPU: "1"}
+        bed.node.cri.slow("create_container", 1000.0)
+        bed.node.bind(containers=[a_container(resources=ResourceRequirements(limits=amount, requests=amount))])
+        await bed.node.until(lambda: bool(bed.node.cri.sandboxes))
+        await bed.node.kill()
+        slow = bed.node.cri.slow("pod_sandbox_status", 5.0)
+        await bed.node.start()
+        await bed.node.until(lambda: bed.node.phase() == "Failed")
+        slow.remove()
+        assert "UnexpectedAdmissionError" in bed.node.event_reasons()

@@ -8,13 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from pykubelet.api.types import ExecAction, Lifecycle, LifecycleHandler
+from pykubelet.hollow.cri_values import KILLED, Behaviour, Exec
 from pykubelet.kit.clock import utc
 from pykubelet.model.errors import CriError, RuntimeDown
 from pykubelet.model.pod import ContainerKind
 from pykubelet.node.shutdown import two_periods
 from pykubelet.runtime.stop import Stopper, Stopping
 from tests.builders import a_container, a_pod, a_sidecar
-from tests.fakes.fake_cri_values import KILLED, Behaviour, Exec
 from tests.harness import NodeHarness, a_node
 from tests.scenarios.cluster_node import ClusterHarness, a_cluster_node
 

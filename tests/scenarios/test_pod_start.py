@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.types import ExecAction, Lifecycle, LifecycleHandler, Pod
+from pykubelet.hollow.cri_values import Behaviour
 from pykubelet.model.errors import CriError
 from pykubelet.model.pod import uid_of
 from pykubelet.signals import PodStatusChanged
 from tests.builders import a_container, a_pod, an_ephemeral_container
-from tests.fakes.fake_cri_values import Behaviour
 from tests.harness import NodeHarness, a_node
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from pykubelet.hollow.cri_values import Behaviour
 from pykubelet.model.pod import name_of
 from pykubelet.server.pods_api import PodFeed, Watcher
 from pykubelet.wire import core_v1_pod_pb2 as core
 from pykubelet.wire.pods_v1alpha1_pb2 import EventType
 from tests.builders import a_container, a_pod
-from tests.fakes.fake_cri_values import Behaviour
 from tests.harness import NodeHarness, a_node
 from tests.scenarios.cluster_node import a_cluster_node
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from pykubelet.api.types import Container, ExecAction, HTTPGetAction, Pod, Probe
+from pykubelet.hollow.cri_values import Exec, MemoryContainer
 from pykubelet.model.errors import CriError
 from pykubelet.model.runtime_status import ExecResult
 from tests.builders import a_container, a_pod, a_sidecar
-from tests.fakes.fake_cri_values import Exec, FakeContainer
 from tests.harness import NodeHarness, a_node
 from tests.scenarios.cluster_node import ClusterHarness, a_cluster_node
 
@@ -66,7 +66,7 @@ async def test_a_healthy_pod_is_ready_as_soon_as_it_runs(tmp_path: Path) -> None
 async def test_liveness_restarts_the_container_once_per_failure(tmp_path: Path) -> None:
     async with a_node(tmp_path) as node:
 
-        def first_is_sick(container: FakeContainer, command: object) -> Exec:
+        def first_is_sick(container: MemoryContainer, command: object) -> Exec:
             return SICK if container.attempt == 0 else WELL
 
         node.cri.on_exec(first_is_sick, command=["live"])

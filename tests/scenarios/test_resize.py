@@ -9,10 +9,10 @@ import msgspec
 
 from pykubelet.api.types import ContainerResizePolicy, Pod, PodCondition, ResourceRequirements
 from pykubelet.cm.allocation import decode
+from pykubelet.hollow.cri_values import Behaviour
 from pykubelet.model.cgroups import CgroupLimits
 from pykubelet.model.errors import CriError, Unimplemented
 from tests.builders import a_container, a_sidecar
-from tests.fakes.fake_cri_values import Behaviour
 from tests.scenarios.cluster_node import ClusterHarness, a_cluster_node
 
 MIB = 1 << 20

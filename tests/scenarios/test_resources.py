@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 
 from pykubelet.api.types import ResourceRequirements
+from pykubelet.hollow.cri_values import TERMINATED, Behaviour
 from pykubelet.model.pod import uid_of
 from pykubelet.wire import cri_pb2
 from tests.builders import a_container, a_pod
-from tests.fakes.fake_cri_values import TERMINATED, Behaviour
 from tests.harness import NodeHarness, a_node
 
 GI = 1 << 30

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.types import OwnerReference
+from pykubelet.hollow.cri_values import Behaviour
 from pykubelet.model.reasons import DISRUPTION_TARGET
 from pykubelet.node.conditions import READY, find_condition
 from pykubelet.node.shutdown import two_periods
 from tests.builders import a_pod
-from tests.fakes.fake_cri_values import Behaviour
 from tests.fakes.fake_logind import FakeLogind
 from tests.harness import NodeHarness
 from tests.scenarios.cluster_node import ClusterHarness

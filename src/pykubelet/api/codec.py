@@ -1,26 +1,23 @@
-"""Read and write Kubernetes objects: JSON and YAML in, JSON out.
+"""Read and write Kubernetes objects: JSON or plain values in, JSON out.
 
 Covers: a fast JSON decoder that also takes the nulls Go writes for empty lists, conversion of plain values
-into types with field paths in errors, unknown fields, and a YAML loader that is safe on hostile input.
-Does not cover: defaults and validation of the values, or choosing the type for a kind (types.KINDS).
+into types with field paths in errors, unknown fields.
+Does not cover: texts in YAML (documents.py), defaults and validation of the values, or choosing the type for a kind
+(types.KINDS).
 Every failure is a ManifestError.
 """
 
 import copy
 import functools
-import itertools
-import json
-import math
 import re
 import types
 import typing
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, BinaryIO, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
-import yaml
+from msgspec import Struct, field
 
 from pykubelet.api.times import nearest_time
 from pykubelet.api.types import ApiStruct
@@ -35,8 +32,7 @@ def unknown_fields(type_: Any, obj: Any) -> list[str]:
     return list(_unknown(shape_of(type_), obj, ""))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Shape(Struct, frozen=True, kw_only=True):
     """What a type expects at one place: fields of a struct, items of a list or map, or a plain value."""
 
     fields: dict[str, "Shape"] = field(default_factory=dict)
@@ -120,11 +116,6 @@ def _unknown(shape: Shape, obj: Any, path: str) -> Iterator[str]:
 
 
 T = TypeVar("T")
-
-MAX_MANIFEST_BYTES: Final = 10 * 1024 * 1024
-# Nodes are counted after aliases are expanded; real manifests have a few thousand at most.
-MAX_NODES: Final = 500_000
-MAX_DEPTH: Final = 100
 
 
 class ManifestError(ValueError):
@@ -276,263 +267,3 @@ def _locate(steps: list[re.Match[str]], obj: Any, got: str | None) -> str | None
 
 def _lower_first(text: str) -> str:
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
-
-
-# What the Go tools read as something else than text; YAML 1.1 with y and n, without base 60 and dates.
-_WORDS: Final[dict[str, bool | None]] = {
-    **dict.fromkeys(("y", "Y", "yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON"), True),
-    **dict.fromkeys(("n", "N", "no", "No", "NO", "false", "False", "FALSE", "off", "Off", "OFF"), False),
-    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
-}
-_INT: Final = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F]+|0[oO][0-7]+|0[bB][01]+|0[0-7]*|[1-9][0-9]*)")
-_OCTAL: Final = re.compile(r"[-+]?0[0-7]*")
-_FLOAT: Final = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
-_NOT_A_NUMBER: Final = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
-_CONTROL: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff]")
-_TAG: Final = "tag:yaml.org,2002:"
-_TAGGED: Final[dict[str, tuple[type, ...]]] = {
-    "int": (int,), "float": (int, float), "bool": (bool,), "null": (type(None),),
-}  # fmt: skip
-
-
-def load_yaml_documents(
-    source: bytes | BinaryIO,
-    *,
-    max_bytes: int = MAX_MANIFEST_BYTES,
-    max_nodes: int = MAX_NODES,
-    max_depth: int = MAX_DEPTH,
-) -> list[Any]:
-    """The documents of a YAML or JSON text as plain values; empty documents are left out.
-
-    A source with more than max_bytes is refused after reading that much of it.
-    """
-    data = source if isinstance(source, bytes) else source.read(max_bytes + 1)
-    if len(data) > max_bytes:
-        raise ManifestError(f"larger than {max_bytes} bytes")
-    text = _text(data)
-    if (document := _load_json(text, max_nodes, max_depth)) is not None:
-        return [document]
-    _refuse_control_characters(text)
-    try:
-        documents = list(_Builder(text, max_nodes=max_nodes, max_depth=max_depth).documents())
-    except yaml.MarkedYAMLError as problem:
-        mark = problem.problem_mark or problem.context_mark
-        what = ", ".join(filter(None, (problem.context, problem.problem)))
-        raise ManifestError(f"invalid YAML: {what}", line=mark.line + 1 if mark else None) from None
-    except yaml.YAMLError as problem:
-        raise ManifestError(f"invalid YAML: {problem}") from None
-    return [document for document in documents if document is not None]
-
-
-def _text(data: bytes) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as problem:
-        line = data.count(b"\n", 0, problem.start) + 1
-        raise ManifestError("not UTF-8 text (a binary file?)", line=line) from None
-
-
-def _refuse_control_characters(text: str) -> None:
-    if junk := _CONTROL.search(text):
-        line = text.count("\n", 0, junk.start()) + 1
-        raise ManifestError(f"control character U+{ord(junk[0]):04X} is not allowed (a binary file?)", line=line)
-
-
-def _load_json(text: str, max_nodes: int, max_depth: int) -> Any:
-    """The value if the text is one sound JSON list or object, else None.
-
-    JSON is nearly YAML, but libyaml knows no surrogate pairs in escapes. What is wrong here is left
-    to the YAML way, which knows line numbers.
-    """
-    if text.lstrip()[:1] not in ("{", "["):
-        return None
-    # Bounds first, so that nothing huge is built; punctuation inside strings may only send it the YAML way.
-    if 1 + sum(map(text.count, ",:[{")) > max_nodes or not _shallow(text, max_depth):
-        return None
-    try:
-        return json.loads(
-            text,
-            object_pairs_hook=_object,
-            parse_constant=_json_number,
-            parse_int=_json_number,
-            parse_float=_json_number,
-        )
-    except (ValueError, RecursionError):
-        return None
-
-
-def _shallow(text: str, max_depth: int) -> bool:
-    depths = itertools.accumulate(1 if bracket[0] in "[{" else -1 for bracket in re.finditer(r"[\[{\]}]", text))
-    return all(depth <= max_depth for depth in depths)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("duplicate key")
-    return found
-
-
-def _json_number(text: str) -> int | float:
-    number = _number(text)
-    if number is None:
-        raise ValueError("no number")
-    return number
-
-
-def _number(text: str) -> int | float | None:
-    """The number a plain scalar stands for, None if it is text."""
-    plain = text.replace("_", "")
-    if _INT.fullmatch(plain) and len(plain) < 80:
-        # A leading zero means octal in YAML 1.1 (defaultMode: 0644); Python's base 0 refuses it.
-        number = int(plain, 8 if _OCTAL.fullmatch(plain) else 0)
-        if -(2**63) <= number < 2**64:
-            return number
-    if not _FLOAT.fullmatch(plain):
-        return None
-    value = float(plain)
-    if not math.isfinite(value):
-        return None
-    # Go writes whole floats below 1e21 as integers when it turns YAML into JSON.
-    return int(value) if value.is_integer() and abs(value) < 1e21 else value
-
-
-@dataclass(frozen=True, slots=True)
-class _Built:
-    """A value with what it counts for, needed again when an alias repeats it."""
-
-    value: Any
-    nodes: int
-    height: int
-    is_merge_key: bool = False
-
-
-class _Builder:
-    """Builds plain values from YAML events, counting as it goes so that it can stop in time."""
-
-    def __init__(self, text: str, *, max_nodes: int, max_depth: int) -> None:
-        self._events = yaml.parse(text, Loader=yaml.CSafeLoader)
-        self._max_nodes = max_nodes
-        self._max_depth = max_depth
-        self._nodes = 0
-        self._anchors: dict[str, _Built | None] = {}  # None while the anchor's node is being built
-
-    def documents(self) -> Iterator[Any]:
-        for event in self._events:
-            if isinstance(event, yaml.DocumentStartEvent):
-                self._anchors = {}
-                yield self._build(next(self._events), 0).value
-
-    def _build(self, event: Any, depth: int) -> _Built:
-        line: int = event.start_mark.line + 1
-        if isinstance(event, yaml.AliasEvent):
-            return self._alias(str(event.anchor), line, depth)
-        self._count(1, depth, line)
-        if event.anchor is not None:
-            self._anchors[event.anchor] = None
-        if isinstance(event, yaml.ScalarEvent):
-            built = _scalar(event, line)
-        elif event.tag not in (None, "!", f"{_TAG}seq", f"{_TAG}map"):
-            raise ManifestError(f"tag {_short(event.tag)} is not allowed", line=line)
-        else:
-            built = self._sequence(depth) if isinstance(event, yaml.SequenceStartEvent) else self._mapping(depth)
-        if event.anchor is not None:
-            self._anchors[event.anchor] = built
-        return built
-
-    def _count(self, nodes: int, depth: int, line: int) -> None:
-        self._nodes += nodes
-        if self._nodes > self._max_nodes:
-            raise ManifestError(f"more than {self._max_nodes} values after expanding aliases", line=line)
-        if depth > self._max_depth:
-            raise ManifestError(f"nested more than {self._max_depth} levels deep", line=line)
-
-    def _alias(self, anchor: str, line: int, depth: int) -> _Built:
-        if anchor not in self._anchors:
-            raise ManifestError(f"alias *{anchor} has no anchor before it", line=line)
-        built = self._anchors[anchor]
-        if built is None:
-            raise ManifestError(f"anchor &{anchor} contains itself", line=line)
-        self._count(built.nodes, depth + built.height, line)
-        return built
-
-    def _sequence(self, depth: int) -> _Built:
-        items: list[Any] = []
-        nodes, height = 1, 0
-        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
-            item = self._build(event, depth + 1)
-            items.append(item.value)
-            nodes, height = nodes + item.nodes, max(height, item.height + 1)
-        return _Built(items, nodes, height)
-
-    def _mapping(self, depth: int) -> _Built:
-        entries: dict[str, Any] = {}
-        merged: dict[str, Any] = {}
-        nodes, height = 1, 0
-        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
-            line = event.start_mark.line + 1
-            key = self._build(event, depth + 1)
-            item = self._build(next(self._events), depth + 1)
-            nodes += key.nodes + item.nodes
-            height = max(height, key.height + 1, item.height + 1)
-            if key.is_merge_key:
-                merged = {**_merge_source(item.value, line), **merged}
-                continue
-            name = _key(key.value, line)
-            if name in entries:
-                raise ManifestError(f'duplicate key "{_short(name)}"', line=line)
-            entries[name] = item.value
-        # A merge copies entries, which must count like an alias or merges could be stacked into a bomb.
-        self._count(len(merged), depth, line if merged else 0)
-        return _Built({**merged, **entries} if merged else entries, nodes + len(merged), height)
-
-
-def _scalar(event: Any, line: int) -> _Built:
-    text: str = event.value
-    if event.tag in (None, "!"):
-        if not event.implicit[0]:
-            return _Built(text, 1, 0)
-        return _Built(_plain(text, line), 1, 0, is_merge_key=text == "<<")
-    tag = event.tag.removeprefix(_TAG)
-    if tag in ("str", "timestamp"):
-        return _Built(text, 1, 0)
-    if tag not in _TAGGED:
-        raise ManifestError(f"tag {_short(event.tag)} is not allowed", line=line)
-    value = _plain(text, line)
-    # bool is an int to isinstance, not to YAML.
-    if not isinstance(value, _TAGGED[tag]) or (isinstance(value, bool) and tag != "bool"):
-        raise ManifestError(f'"{_short(text)}" is no {tag}', line=line)
-    return _Built(value, 1, 0)
-
-
-def _plain(text: str, line: int) -> Any:
-    if text in _WORDS:
-        return _WORDS[text]
-    if text[0] in "+-.0123456789":
-        if _NOT_A_NUMBER.fullmatch(text):
-            raise ManifestError(f"{text} cannot be used: JSON has no such number", line=line)
-        number = _number(text)
-        return text if number is None else number
-    return text
-
-
-def _merge_source(value: Any, line: int) -> dict[str, Any]:
-    sources = value if isinstance(value, list) else [value]
-    merged: dict[str, Any] = {}
-    for source in sources:
-        if not isinstance(source, dict):
-            raise ManifestError("<< needs a map or a list of maps", line=line)
-        merged = {**source, **merged}
-    return merged
-
-
-def _key(value: Any, line: int) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int | float):
-        return str(value).lower()  # true and false, as in JSON
-    raise ManifestError("a key must be text, not a map, a list or null", line=line)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else text[:60] + "..."

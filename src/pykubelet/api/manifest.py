@@ -14,8 +14,9 @@ from typing import Any, BinaryIO, Literal, cast
 import msgspec
 from msgspec import Struct
 
-from pykubelet.api.codec import ManifestError, convert, load_yaml_documents, unknown_fields
+from pykubelet.api.codec import ManifestError, convert, unknown_fields
 from pykubelet.api.defaults import default_pod
+from pykubelet.api.documents import load_yaml_documents
 from pykubelet.api.references import pod_references
 from pykubelet.api.static_uid import static_pod_uid
 from pykubelet.api.types import Pod, PodList, Toleration

@@ -1,8 +1,4 @@
-"""`pykubelet --config f …`: flags to settings, edges to the outside, run until a stop signal.
-
-Everything that is wrong with the settings is printed at once on standard error, one line each, with status 1.
-A second stop signal leaves at once.
-"""
+"""The agent as a process: edges to the outside, run until a stop signal. A second one leaves at once."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,7 +20,7 @@ from pykubelet.kit.tasks import Wakeup, running
 from pykubelet.model.errors import PykubeletError
 from pykubelet.settings.errors import SettingsError
 from pykubelet.settings.kinds import quantity_of
-from pykubelet.settings.load import PrintAndExit, load_settings
+from pykubelet.settings.load import LoadedSettings
 from pykubelet.settings.schema_node import LoggingSettings
 from pykubelet.settings.settings import EnvironmentSettings, Settings
 
@@ -34,16 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def run_agent(arguments: Sequence[str]) -> int:
-    try:
-        loaded = load_settings(arguments, environ=os.environ)
-    except SettingsError as error:
-        for problem in error.problems:
-            print(problem, file=sys.stderr)
-        return 1
-    if isinstance(loaded, PrintAndExit):
-        sys.stdout.write(loaded.text)
-        return 0
+def run_loaded(loaded: LoadedSettings) -> int:
     start_logging(loaded.settings.config.process.logging)
     for warning in loaded.warnings:
         logger.warning(warning)

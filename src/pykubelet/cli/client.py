@@ -6,21 +6,22 @@ streams.py. Does not cover: requests and how responses are shown.
 
 from __future__ import annotations
 
-import http.client
 import socket
-import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 from msgspec import Struct
 
 from pykubelet.cli.errors import NO_AGENT, CommandFailed
+from pykubelet.cli.http_exchange import Response, exchange
 
-BLOCK = 64 * 1024
+if TYPE_CHECKING:
+    import ssl
+
 CONNECT_TIMEOUT = 5.0
 DEFAULT_PORT = 10250
 
@@ -44,6 +45,8 @@ class Target(Struct, frozen=True, kw_only=True):
         return next((path for path in self.sockets if path.exists()), self.sockets[0])
 
     def context(self) -> ssl.SSLContext:
+        import ssl  # the local socket does without it
+
         try:
             context = ssl.create_default_context(cafile=self.authority or None)
             if self.insecure:
@@ -60,17 +63,6 @@ class Target(Struct, frozen=True, kw_only=True):
         if parts.scheme != "https" or not parts.hostname:
             raise CommandFailed(f"--node {self.url}: must be https://HOST[:PORT]", 2)
         return parts.hostname, parts.port or DEFAULT_PORT
-
-
-class _LocalConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=CONNECT_TIMEOUT)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
 
 
 class Answer(Struct, frozen=True):
@@ -120,32 +112,42 @@ class NodeClient:
         with self._sent("GET", path, query, b"", None) as response:
             if response.status >= 300:
                 raise CommandFailed(response.read().decode(errors="replace").strip())
-            yield _blocks(response)
+            yield response.blocks()
 
     @contextmanager
-    def _sent(
-        self, method: str, path: str, query: Query, body: bytes, timeout: float | None
-    ) -> Iterator[http.client.HTTPResponse]:
-        connection = self._connection()
+    def _sent(self, method: str, path: str, query: Query, body: bytes, timeout: float | None) -> Iterator[Response]:
+        target = path + (f"?{urlencode(query)}" if query else "")
         try:
-            connection.connect()
-            connection.sock.settimeout(timeout)
-            target = path + (f"?{urlencode(query)}" if query else "")
-            connection.request(method, target, body=body or None, headers=self.headers())
-            yield connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
+            with self._connected() as connection:
+                connection.settimeout(timeout)
+                yield exchange(connection, method, target, host=self._host(), headers=self.headers(), body=body)
+        except OSError as error:
             raise self.unreachable(error) from error
-        finally:
-            connection.close()
 
     def headers(self) -> Mapping[str, str]:
         return {"Authorization": f"Bearer {self.target.token}"} if self.target.token else {}
 
-    def _connection(self) -> http.client.HTTPConnection:
+    def _connected(self) -> socket.socket:
+        if not self.is_local:
+            host, port = self.target.host()
+            context = self.target.context()
+            plain = socket.create_connection((host, port), CONNECT_TIMEOUT)
+            return context.wrap_socket(plain, server_hostname=host)
+        local = socket.socket(socket.AF_UNIX)
+        try:
+            local.settimeout(CONNECT_TIMEOUT)
+            local.connect(str(self.target.socket))
+        except BaseException:
+            local.close()
+            raise
+        return local
+
+    def _host(self) -> str:
+        """What the request says it is for."""
         if self.is_local:
-            return _LocalConnection(self.target.socket)
+            return "localhost"
         host, port = self.target.host()
-        return http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT, context=self.target.context())
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def unreachable(self, error: Exception) -> CommandFailed:
         if not self.is_local:
@@ -160,8 +162,3 @@ class NodeClient:
                 NO_AGENT,
             )
         return CommandFailed(f"the agent at {self.target.socket} does not answer: {error}", NO_AGENT)
-
-
-def _blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    while block := response.read1(BLOCK):
-        yield block

@@ -13,7 +13,7 @@ import os
 import stat
 from pathlib import Path
 
-from pykubelet.settings.node_flags import NodeFlags
+from pykubelet.settings.default_root import DEFAULT_ROOT
 
 FOLDER = Path("/run/pykubelet")
 OLD_NAME = "pykubelet.sock"
@@ -26,7 +26,7 @@ def local_socket(root: Path) -> Path:
     if os.geteuid() != 0:
         return root / OLD_NAME
     real = os.path.realpath(root)
-    if real == os.path.realpath(NodeFlags().root_dir):
+    if real == os.path.realpath(DEFAULT_ROOT):
         return FOLDER / "kubelet.sock"
     # The name of the folder above is for people, the digest makes it one of a kind.
     digest = hashlib.sha256(os.fsencode(real)).hexdigest()[:12]

@@ -5,6 +5,7 @@ Every failure becomes one line on standard error and an exit status (errors.py);
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "events": ("events", "show what happened on this node"),
     "image": ("image", "list, pull, remove or load images"),
     "shutdown": ("shutdown", "end all pods in order before this machine goes down"),
+    "hollow": ("hollow", "run many nodes without machines, to test a control plane"),
     "check": ("check", "say what is wrong with pod manifests"),
     "completion": ("completion", "print completion code for a shell"),
 }
@@ -47,6 +49,8 @@ class LazyCommands(click.Group):
         module, _, name = COMMANDS[cmd_name][0].partition(".")
         found = getattr(importlib.import_module(f"pykubelet.cli.{module}"), name or "command")
         assert isinstance(found, click.Command)
+        if cmd_name != "up":  # which goes on importing, and enables it when the agent runs
+            gc.enable()
         return found
 
     def resolve_command(

@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from pykubelet.cli.client import NodeClient, Target
 from pykubelet.cli.errors import CommandFailed
 from pykubelet.cli.local_socket import candidates
-from pykubelet.settings.node_flags import NodeFlags
+from pykubelet.settings.default_root import DEFAULT_ROOT
 
 DEFAULT_STATE = Path("/var/lib/pykubelet")
 
@@ -30,7 +30,7 @@ def sockets(state: str | None) -> tuple[Path, ...]:
     """Candidates, the most specific first: the one given, or `up`'s usual place and the agent's."""
     if state:
         return tuple(candidates(root_of(Path(state).resolve())))
-    return (*candidates(root_of(DEFAULT_STATE)), *candidates(Path(NodeFlags().root_dir)))
+    return (*candidates(root_of(DEFAULT_STATE)), *candidates(Path(DEFAULT_ROOT)))
 
 
 NODE_OPTIONS = (

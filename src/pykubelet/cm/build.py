@@ -38,10 +38,8 @@ from pykubelet.kit.tasks import Chore, Service, Services
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import uid_of
 from pykubelet.model.pod_resources import CPU
-from pykubelet.model.runtime_status import ContainerState
 from pykubelet.model.topology import Topology, flat_topology, parse_cpu_list
 from pykubelet.pleg.runtime_state import RuntimeState
-from pykubelet.pods.record import NEVER
 from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.pods.table import PodTable
 
@@ -172,19 +170,12 @@ def plugin_services(
 def _devices(ctx: Context, edges: Edges, topology: Topology, table: PodTable) -> DeviceManager | None:
     if edges.plugins is None:
         return None
-
-    def is_running(uid: str) -> bool:
-        status = table.runtime_status(uid)
-        if status.observed_at == NEVER:  # after a restart: listed, and not inspected yet
-            return not table.is_down(uid)
-        return any(each.state is ContainerState.RUNNING for each in status.containers)
-
     return DeviceManager(
         ctx,
         folder=edges.paths.device_plugins,
         connect=edges.plugins.devices,
         read_allocate_response=edges.plugins.read_allocate_response,
-        is_running=is_running,
+        is_running=table.has_running_container,
         numa_nodes=tuple(node.id for node in topology.nodes),
     )
 

@@ -7,7 +7,6 @@ causes are in pod_causes.py, image_causes.py and container_causes.py; explain.py
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct, field
@@ -15,21 +14,9 @@ from msgspec.structs import replace
 
 from pykubelet.explain.facts import ContainerFacts, PodFacts
 from pykubelet.explain.texts import first_line
+from pykubelet.explain.view import State
 from pykubelet.model.pod import ContainerKind
 from pykubelet.recorder import Step
-
-
-class State(enum.Enum):
-    """What it means for the pod; the first of these that applies is the pod's state."""
-
-    ENDING = "ending"
-    FAILED = "failed"
-    STUCK = "stuck"
-    RESTARTING = "restarting"
-    NOT_READY = "not ready"
-    STARTING = "starting"
-    NOTE = "note"
-    """Worth knowing; the pod is well all the same."""
 
 
 class Finding(Struct, frozen=True, kw_only=True):

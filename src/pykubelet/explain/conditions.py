@@ -15,9 +15,8 @@ import msgspec
 
 from pykubelet.api.types import ContainerStatus, Pod, PodCondition, PodStatus
 from pykubelet.context import Context
-from pykubelet.explain.cause import State
 from pykubelet.explain.service import Explainer
-from pykubelet.explain.view import CauseView
+from pykubelet.explain.view import CauseView, State
 from pykubelet.kit.limits import Once
 from pykubelet.model.pod import deletion_requested, uid_of
 from pykubelet.model.reasons import CONTAINERS_READY, POD_READY, WARNING

@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from pykubelet.api.types import Probe
-from pykubelet.explain.cause import Cause, Finding, State, container_finding, waiting_findings
+from pykubelet.explain.cause import Cause, Finding, container_finding, waiting_findings
 from pykubelet.explain.facts import ContainerFacts, PodFacts, seconds
 from pykubelet.explain.signs import exit_text, is_command_trouble, missing_object
-from pykubelet.explain.texts import first_line, span, step_text, times
+from pykubelet.explain.steps import step_text
+from pykubelet.explain.texts import first_line, span, times
+from pykubelet.explain.view import State
 from pykubelet.model import reasons
 from pykubelet.model.pod import ContainerKind, is_sidecar, probes_of, restarts_on_exit
 from pykubelet.model.problems import CrashLoop, CreateFailed, KillCause

@@ -9,8 +9,9 @@ import re
 import sys
 from collections.abc import Iterator
 
-from pykubelet.explain.cause import Cause, State
+from pykubelet.explain.cause import Cause
 from pykubelet.explain.explain import CAUSES
+from pykubelet.explain.view import State
 
 HEAD = """# Troubleshooting
 

@@ -13,10 +13,11 @@ from typing import Final
 from pykubelet.explain import container_causes as containers
 from pykubelet.explain import image_causes as images
 from pykubelet.explain import pod_causes as pods
-from pykubelet.explain.cause import Cause, Finding, State
+from pykubelet.explain.cause import Cause, Finding
 from pykubelet.explain.facts import PodFacts
-from pykubelet.explain.texts import step_text, when
-from pykubelet.explain.view import CauseView, Explanation, Moment
+from pykubelet.explain.steps import step_text
+from pykubelet.explain.texts import when
+from pykubelet.explain.view import CauseView, Explanation, Moment, State
 from pykubelet.model.pod import namespace_of
 from pykubelet.recorder import LifeEntry, Outcome
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pykubelet.explain.cause import Cause, Finding, State, container_finding, waiting_findings
+from pykubelet.explain.cause import Cause, Finding, container_finding, waiting_findings
 from pykubelet.explain.facts import PodFacts
 from pykubelet.explain.signs import image_trouble
 from pykubelet.explain.texts import first_line, span
+from pykubelet.explain.view import State
 from pykubelet.model import reasons
 from pykubelet.recorder import Outcome, Step
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pykubelet.explain.cause import Cause, Finding, State
+from pykubelet.explain.cause import Cause, Finding
 from pykubelet.explain.facts import PodFacts, seconds
 from pykubelet.explain.signs import is_network_trouble, missing_object
 from pykubelet.explain.texts import first_line, ordinal, span
+from pykubelet.explain.view import State
 from pykubelet.model.pod import uses_host_network
 from pykubelet.model.problems import NotAdmitted, SandboxFailed, Shortage, VolumeFailed
 from pykubelet.pods.record import WorkerState

@@ -6,14 +6,27 @@ the width of a terminal are the command's business.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from pykubelet.explain.cause import State
 from pykubelet.explain.texts import clock_time, first_line, span
+
+
+class State(enum.Enum):
+    """What it means for the pod; the first of these that applies is the pod's state."""
+
+    ENDING = "ending"
+    FAILED = "failed"
+    STUCK = "stuck"
+    RESTARTING = "restarting"
+    NOT_READY = "not ready"
+    STARTING = "starting"
+    NOTE = "note"
+    """Worth knowing; the pod is well all the same."""
 
 
 class CauseView(Struct, frozen=True, kw_only=True):

@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from msgspec import Struct, field
 
-from pykubelet.api.codec import ManifestError, load_yaml_documents
+from pykubelet.api.codec import ManifestError
+from pykubelet.api.documents import load_yaml_documents
 from pykubelet.api.times import TimeError, parse_duration
 from pykubelet.api.validation.names import qualified_name
 from pykubelet.images.keyring import locate

@@ -16,9 +16,8 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from pykubelet.api.times import format_duration
 from pykubelet.clients.cri.port import CriClient, EventSource
@@ -30,6 +29,7 @@ from pykubelet.model.errors import CallTimedOut, CriError, PykubeletError, Runti
 from pykubelet.model.runtime_status import (
     ContainerEvent,
     ContainerRecord,
+    ContainerState,
     EventKind,
     Life,
     PodRuntimeStatus,
@@ -73,8 +73,7 @@ class PlegSettings(Struct, frozen=True, kw_only=True):
     """Seconds a hint of a start or removal waits: nearly all are our own doing, which is inspected anyway."""
 
 
-@dataclass(slots=True, eq=False)
-class _Due:
+class _Due(Struct, eq=False):
     """An inspection that is due later, and what it has to show."""
 
     at: float = NOT_DUE
@@ -86,15 +85,13 @@ class _Due:
     failures: Backoff = field(default_factory=lambda: Backoff(1.0, 30.0))
 
 
-@dataclass(slots=True, eq=False)
-class _Request:
+class _Request(Struct, eq=False):
     answer: asyncio.Future[Answer]
     requested: bool
     listing: Listing | None
 
 
-@dataclass(slots=True, eq=False)
-class _Inspector:
+class _Inspector(Struct, eq=False):
     """The task that inspects one pod, with the request it takes next."""
 
     waiting: _Request | None
@@ -470,7 +467,8 @@ class Pleg:
             uid for uid in found.keys() | self._known().keys() if self._differs(uid, found.get(uid, {}), started)
         ]
         up = {uid for uid, states in found.items() if Life.RUNNING in states.values()}
-        self._table.relisted(started, changed=changed, up=up, named=found)
+        running = {each.pod_uid for each in containers if each.state is ContainerState.RUNNING}
+        self._table.relisted(started, changed=changed, up=up, running=running, named=found)
         self._listed.set()
         for uid, listing in _listings(changed, started, sandboxes, containers).items():
             if (due := self._due.get(uid)) is not None and due.failures.failures and due.at != NOT_DUE:

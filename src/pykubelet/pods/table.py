@@ -43,6 +43,7 @@ class PodTable:
         self._listed_at = NEVER
         """When the last full listing of the runtime was started."""
         self._listed_up: frozenset[str] = frozenset()
+        self._listed_running: frozenset[str] = frozenset()
         self.undecided: set[PodUID] = set()
         """Pods whose admission failed or waits: neither started nor cleaned up until it is decided. The loop's."""
 
@@ -262,12 +263,19 @@ class PodTable:
             self._inspected(observed, started)
 
     def relisted(
-        self, started: float, *, changed: Iterable[str], up: Collection[str] = (), named: Collection[str] = ()
+        self,
+        started: float,
+        *,
+        changed: Iterable[str],
+        up: Iterable[str] = (),
+        running: Iterable[str] = (),
+        named: Collection[str] = (),
     ) -> None:
         """A full listing that was started at `started` has ended; `changed` pods are yet to be inspected.
 
-        `named`: pods of which it shows anything; `up`: those of which it shows that something runs."""
-        self._listed_up = frozenset(up)
+        `named`: pods of which it shows anything; `up`: those of which it shows that something runs; `running`: those
+        of which a container does."""
+        self._listed_up, self._listed_running = frozenset(up), frozenset(running)
         self._listed_at = max(self._listed_at, started)
         for uid in changed:
             self._observed(uid).stale_since = started
@@ -319,6 +327,13 @@ class PodTable:
         if observed is not None and observed.error is None and observed.stale_since is None:
             return not (observed.status.running() or observed.status.ready_sandboxes())
         return self._listed_at != NEVER and uid not in self._listed_up
+
+    def has_running_container(self, uid: str) -> bool:
+        """As far as is known: by the listing alone until the pod was inspected."""
+        status = self.runtime_status(uid)
+        if status.observed_at == NEVER:
+            return uid in self._listed_running
+        return bool(status.running())
 
     def orphans(self) -> list[Orphan]:
         """Pods that run something although they have no worker and are not waiting for admission."""

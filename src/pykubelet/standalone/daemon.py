@@ -1,12 +1,12 @@
 """One daemon process that outlives its starter: started in its own session, found again by its pid file.
 
 A process is identified by its number and start time, so that a reused number is never mistaken for it.
-Waiting for its end needs no polling and works for a daemon that an earlier agent started.
+Waiting for its end needs no polling and works for a daemon that an earlier agent started. asyncio is imported where
+it is waited: commands only look at the pid file.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -39,6 +39,8 @@ class Daemon(Struct, frozen=True, kw_only=True):
 
     async def ended(self) -> None:
         """Wait for its end."""
+        import asyncio
+
         try:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -56,6 +58,8 @@ class Daemon(Struct, frozen=True, kw_only=True):
 
     async def end(self, *, grace: float) -> None:
         """SIGTERM, and SIGKILL when that was not enough after `grace` seconds."""
+        import asyncio
+
         self.signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(grace):

@@ -127,7 +127,10 @@ class PodNetwork:
             logger.warning("iptables is missing or does not work: pods reach no other network, host ports do not work")
 
     async def remove(self) -> None:
-        """Take away the bridge, the rules and the address book; nothing of it being there is fine."""
+        """Take away the bridge, the rules and the address book; nothing of it being there is fine.
+
+        The configuration stays: containerd finds it at its next start, before the network is set up again.
+        """
         if self._iptables is not None and self._layout.cni_conf.exists():
             with contextlib.suppress(ValueError, KeyError, IndexError):
                 self._subnet = subnet_of(self._layout.cni_conf.read_text())
@@ -142,7 +145,6 @@ class PodNetwork:
         await host_calls.run(
             partial(shutil.rmtree, self._layout.ipam_dir, ignore_errors=True), name="removing leases", within=60.0
         )
-        self._layout.cni_conf.unlink(missing_ok=True)
 
     def _pick_subnet(self) -> IPv4Network:
         foreign = [network for interface, network in bridge.routes() if interface != self.name]

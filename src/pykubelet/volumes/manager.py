@@ -114,6 +114,7 @@ class VolumeManager:
                 self._ready.set()
                 while True:
                     await self._due.wait(at_most=SAFETY_PERIOD)
+                    self._plugins.keep_used({each.spec.plugin for each in self._table.entries() if each.spec})
                     for entry in list(self._table.entries()):
                         active = self._reconciler.is_active(entry)
                         if entry.next_step() is not None and not active and self._may_begin(entry):
@@ -177,6 +178,7 @@ class VolumeManager:
             if record.leftover():
                 await self._until(record, record.leftover, "cannot unmount volumes")
             self._table.forget_empty(uid)
+        self._usage.forget_gone()
         self._tokens.forget(uid)
         self._certificates.forget(uid)
 

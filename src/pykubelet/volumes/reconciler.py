@@ -34,6 +34,7 @@ from pykubelet.volumes.ownership import report_slow_ownership
 from pykubelet.volumes.plugins.plugin import Files, RemotePlugin, SetUp, VolumePlugin
 from pykubelet.volumes.plugins.registry import Leftover, Plugins
 from pykubelet.volumes.reconstruct import forget_attached, note_attached
+from pykubelet.volumes.selinux import LabelMetrics
 from pykubelet.volumes.spec import VolumeSpec, is_claimed, qualified_plugin, server_of, spec_of
 from pykubelet.volumes.subpath import clean_subpaths
 
@@ -49,6 +50,9 @@ OPERATION_SECONDS = 120.0
 REPORT_AFTER = (30.0, 60.0, OPERATION_SECONDS - 90.0)
 """Its parts, in seconds: after the first and the second a slow change of owners is reported."""
 API_SERVER_SILENT = "the API server did not answer in time"
+MOST_MEASURED = 100
+"""Plugins and drivers that metrics name although none of their operations has succeeded."""
+UNKNOWN_PLUGIN = "UnknownVolumePlugin"
 _BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0)
 
 
@@ -76,6 +80,7 @@ class Reconciler:
         self._clock, self._events, self._recorder = ctx.clock, ctx.events, ctx.recorder
         self._fits_node = rules.fits_node
         self._labels = rules.labels
+        self._label_metrics = LabelMetrics(ctx.metrics)
         self._controller_attaches = rules.controller_attaches
         self._on_settled = on_settled
         self.tasks = KeyedTasks(
@@ -93,6 +98,7 @@ class Reconciler:
             ("volume_plugin", "operation_name", "status", "migrated"),
             _BUCKETS,
         )
+        self._measured: set[str] = set()
         self._cleaned = ctx.metrics.counter(
             "force_cleaned_failed_volume_operations_total", "Volumes of plugins that are not known, taken away"
         )
@@ -246,14 +252,16 @@ class Reconciler:
         plugin.set_up(task, files)
 
     async def _attached(self, entry: VolumeEntry, pod: Pod, spec: VolumeSpec, unique: str) -> str:
-        """Attach the volume, or wait until that is done and show the attacher's error after a while.
+        """Wait until the volume is attached, and show the attacher's error after a while.
 
-        Returns the device that was named then.
+        Returns the device that was named then. What this agent attaches itself is a part of set-up, which is noted.
         """
         plugin = self.plugin_of(spec)
-        entry.wait_for(f"{unique} is not attached to this node")
         if not self._controller_attaches:
-            return await plugin.attach(spec)
+            if plugin.cannot_attach:
+                raise VolumeProblem(plugin.cannot_attach)
+            return ""
+        entry.wait_for(f"{unique} is not attached to this node")
         entry.awaits_attach = True
         while True:
             with contextlib.suppress(TimeoutError):
@@ -288,6 +296,8 @@ class Reconciler:
     def _check(self, entry: VolumeEntry, pod: Pod, spec: VolumeSpec) -> None:
         if self._is_leaving(entry, spec):
             raise VolumeProblem("what an earlier run left of it is still being taken away")
+        if self._labels.default and not entry.in_pod and not entry.failures:
+            self._count_labels(entry, pod, spec)
         alone = spec.access_modes == ("ReadWriteOncePod",)
         label = self._label(pod, spec)
         labelled = bool(spec.persistent and self._labels.concern(spec) and self.plugin_of(spec).mounts_with_label(spec))
@@ -302,6 +312,16 @@ class Reconciler:
             if has != label:
                 # A mount has one label.
                 raise VolumeProblem(f"another pod has it mounted with SELinux label {has!r}, this one needs {label!r}")
+
+    def _count_labels(self, entry: VolumeEntry, pod: Pod, spec: VolumeSpec) -> None:
+        others = [
+            each.pod
+            for each in self._table.entries()
+            if each.pod is not None and each.uid != entry.uid and each.spec is not None
+            if spec.persistent and each.spec.persistent == spec.persistent
+        ]
+        supported = self.plugin_of(spec).mounts_with_label(spec)
+        self._label_metrics.count(self._labels, pod, spec, supported=supported, others=others)
 
     def _label(self, pod: Pod, spec: VolumeSpec) -> str:
         return self._labels.label(pod, spec, supported=self.plugin_of(spec).mounts_with_label(spec))
@@ -397,7 +417,7 @@ class Reconciler:
             record.changed()
 
     def _measure(self, entry: VolumeEntry, step: Step, began: float, status: str) -> None:
-        plugin = qualified_plugin(entry.spec) if entry.spec else ""
+        plugin = self._named(entry.spec, status) if entry.spec else ""
         migrated = "true" if entry.spec is not None and entry.spec.migrated else "false"
         name = Step.MOUNT.value if step is Step.REFRESH else step.value
         self._durations.observe(self._clock.monotonic() - began, plugin, name, status, migrated)
@@ -405,6 +425,15 @@ class Reconciler:
             self._cleaned.inc()
             if status != "success":
                 self._not_cleaned.inc()
+
+    def _named(self, spec: VolumeSpec, status: str) -> str:
+        """The plugin as metrics name it: a few of the drivers that never did anything, as pods name what they like."""
+        name = qualified_plugin(spec)
+        if name not in self._measured:
+            if status != "success" and len(self._measured) >= MOST_MEASURED:
+                return UNKNOWN_PLUGIN
+            self._measured.add(name)
+        return name
 
 
 def _describe(span: Span, entry: VolumeEntry) -> None:

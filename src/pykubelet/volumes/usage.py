@@ -17,12 +17,11 @@ import os
 import stat
 import threading
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod
@@ -97,7 +96,7 @@ class UsageMeter:
         ]
         if not wanted:
             return ()
-        self._forget_gone()
+        self.forget_gone()
         points = await self._mount_points()
         found = await gather_all(*(self._usage(uid_of(pod), name, spec, points) for name, spec in wanted))
         return [usage for usage in found if usage is not None]
@@ -136,7 +135,8 @@ class UsageMeter:
             logger.log(level, "volume cannot be measured", extra={"volume": name, "uid": uid, "problem": str(error)})
             return None
 
-    def _forget_gone(self) -> None:
+    def forget_gone(self) -> None:
+        """Drop what is known about pods that have no volumes any more, and end their walks."""
         for key in [key for key in (*self._walks, *self._counted) if key[0] not in self._table.pods]:
             self._counted.pop(key, None)
             walk = self._walks.pop(key, None)
@@ -232,8 +232,7 @@ _CHECK_EVERY: Final = 256
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-@dataclass(slots=True, eq=False)
-class _Level:
+class _Level(Struct, eq=False):
     name: str
     descriptor: int | None
     identity: tuple[int, int]

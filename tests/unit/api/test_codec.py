@@ -16,9 +16,9 @@ from pykubelet.api.codec import (
     convert,
     decode_json,
     encode_json,
-    load_yaml_documents,
     unknown_fields,
 )
+from pykubelet.api.documents import load_yaml_documents
 
 
 def load_one(text: str | bytes) -> Any:

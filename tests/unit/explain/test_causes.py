@@ -20,9 +20,9 @@ from pykubelet.api.types import (
     ResourceRequirements,
 )
 from pykubelet.api.types import ContainerStatus as ToldStatus
-from pykubelet.explain.cause import State
 from pykubelet.explain.explain import CAUSES, explain
 from pykubelet.explain.facts import NodeFacts, PodFacts
+from pykubelet.explain.view import State
 from pykubelet.model.problems import (
     CreateFailed,
     KillCause,

@@ -103,3 +103,13 @@ def test_a_pod_that_cannot_be_inspected_is_as_the_listing_says(up: bool) -> None
     assert table.is_down("u1") is not up
     table.observe(a_status(at=6.0, empty=True), {})
     assert table.is_down("u1")
+
+
+def test_a_container_runs_as_the_listing_says_until_the_pod_is_inspected() -> None:
+    table = PodTable()
+    table.relisted(5.0, changed=["u1", "box"], up=["u1", "box"], running=["u1"])
+    assert table.has_running_container("u1")
+    assert not table.has_running_container("box"), "a sandbox is no container"
+    assert not table.has_running_container("unknown")
+    table.observe(a_status(at=6.0, empty=True), {})
+    assert not table.has_running_container("u1")

@@ -168,6 +168,13 @@ def test_what_a_clock_set_back_made_older_by_its_time_is_still_the_newer_attempt
     assert [each.id for each in plan_prune(pod, "a", keep=1, is_gone=False)] == ["a90"]
 
 
+def test_without_a_least_age_nothing_is_too_young() -> None:
+    """Also when the clock was set back to a moment before it was created."""
+    gone, policy = rec("gone", "a", 12), GcPolicy(min_age=0.0)
+    for now_ns in (2 * SECOND, 12 * SECOND - 500_000_000, 12 * SECOND):
+        assert plan_containers([gone], now_ns=now_ns, policy=policy, is_gone={"gone"}.__contains__) == [gone]
+
+
 def test_one_that_rounding_puts_into_the_future_is_young() -> None:
     fresh, policy = rec("gone", "a", 12), GcPolicy(min_age=5.0, max_per_container=0, max_total=-1)
     chosen = plan_containers([fresh], now_ns=12 * SECOND - 200, policy=policy, is_gone={"gone"}.__contains__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +20,12 @@ from pykubelet.api.types import (
     SecretReference,
     Volume,
 )
+from pykubelet.volumes import reconciler
 from pykubelet.volumes.errors import VolumeProblem, VolumesNotReady
+from pykubelet.volumes.manager import SAFETY_PERIOD
 from pykubelet.volumes.objects import VolumeRules
 from pykubelet.volumes.plugins.flex import Answer, Capabilities, answer_of
+from pykubelet.volumes.reconstruct import scan
 from pykubelet.volumes.spec import spec_of
 from tests.unit.volumes.builders import VolumeNode, a_secret, bound, pod_with, problem_texts
 
@@ -39,6 +43,8 @@ class Program:
     can: set[str] = field(default_factory=lambda: {"init", "mount", "unmount"})
     answers: dict[str, tuple[int, str]] = field(default_factory=dict)
     """What it ends with and prints, instead of working."""
+    before: dict[str, Callable[[], object]] = field(default_factory=dict)
+    """Called when it is asked that."""
 
     def __post_init__(self) -> None:
         self.path = self.node.rules.flex_drivers / "example.com~disk" / "disk"
@@ -53,6 +59,7 @@ class Program:
         if command[0] != str(self.path):
             return None
         name, *arguments = command[1:]
+        self.before.get(name, lambda: None)()
         if name in self.answers:
             return self.answers[name]
         if name not in self.can:
@@ -160,6 +167,72 @@ async def test_the_agent_attaches_when_the_controller_does_not(tmp_path: Path) -
     calls = {call[0]: call[1:] for call in program.calls()}
     assert calls["attach"][1] == "here" and calls["detach"] == ("data", "here")
     assert calls["mountdevice"][1] == "/dev/xda", "what attach said, as the driver cannot wait"
+
+
+async def test_a_disk_is_noted_before_it_is_attached_and_detached_by_the_next_run_of_the_agent(tmp_path: Path) -> None:
+    program = a_program(tmp_path, attach=True, controller=False)
+    program.can |= {"attach", "mountdevice", "unmountdevice", "detach"}
+    noted: list[list[tuple[str, ...]]] = []
+    program.before["attach"] = lambda: noted.append([found.attached for found in scan(program.node.paths)])
+    program.answers["mountdevice"] = 1, json.dumps({"status": "Failure"})
+    async with program.node.running() as manager:
+        with pytest.raises(VolumesNotReady):
+            await manager.wait_mounted(pod_with(flex()))
+    assert noted[0] == [(f"{DRIVER}/data",)]
+    assert "detach" not in program.order()
+    program.answers.clear()
+    async with program.node.running() as manager:
+        await program.node.clock.sleep(0.1)
+        assert manager.volumes_in_use() == [f"{DRIVER}/data"]
+        manager.keep_only([])
+        await program.node.clock.sleep(0.1)
+        assert manager.volumes_in_use() == []
+    assert program.order()[-1] == "detach" and program.calls()[-1] == ("detach", "data", "here")
+    assert scan(program.node.paths) == []
+
+
+async def test_a_disk_is_not_attached_before_all_that_set_up_needs_is_there(tmp_path: Path) -> None:
+    program = a_program(tmp_path, attach=True, controller=False)
+    program.can |= {"attach", "detach"}
+    async with program.node.running() as manager:
+        with pytest.raises(VolumesNotReady, match="secret default/key not found"):
+            await manager.wait_mounted(pod_with(flex(secret_ref=LocalObjectReference(name="key"))))
+    assert program.order() == ["init"]
+
+
+async def test_names_of_drivers_that_pods_invent_are_forgotten_with_their_last_user(tmp_path: Path) -> None:
+    program = a_program(tmp_path)
+    pods = [pod_with(flex(driver=f"example.com/no-{number}"), name=f"p{number}") for number in range(3)]
+    lasting = pod_with(flex())
+    async with program.node.running() as manager:
+        await manager.wait_mounted(lasting)
+        for pod in pods:
+            with pytest.raises(VolumesNotReady, match="is not on this node"):
+                await manager.wait_mounted(pod)
+        known = len(manager._plugins)
+        assert {f"example.com/no-{number}" for number in range(3)} < set(manager._plugins)
+        for pod in pods:
+            await manager.wait_unmounted(pod)
+        await program.node.clock.sleep(SAFETY_PERIOD + 1)
+        assert len(manager._plugins) == known - 3 and DRIVER in manager._plugins
+        await manager.wait_unmounted(lasting)
+        await program.node.clock.sleep(SAFETY_PERIOD + 1)
+        assert DRIVER in manager._plugins, "it is on this node: its abilities are known"
+
+
+async def test_metrics_name_few_drivers_that_never_did_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciler, "MOST_MEASURED", 2)
+    program = a_program(tmp_path)
+    async with program.node.running() as manager:
+        for number in range(4):
+            with pytest.raises(VolumesNotReady):
+                await manager.wait_mounted(pod_with(flex(driver=f"example.com/no-{number}"), name=f"p{number}"))
+        await manager.wait_mounted(pod_with(flex()))
+    shown = program.node.metrics.expose()
+    named = set(re.findall(r'storage_operation_duration_seconds_count{volume_plugin="([^"]*)"', shown))
+    assert named == {"example.com/no-0", "example.com/no-1", "UnknownVolumePlugin", DRIVER}
 
 
 async def test_a_disk_of_a_driver_that_only_attaches_is_formatted_and_mounted(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from pykubelet.clients.kube.port import (
     Page,
     PatchBody,
     PatchType,
+    Sent,
     Unreadable,
     UnreadableChange,
     WatchLists,
@@ -98,6 +99,7 @@ class RestKubeClient:
         resource_version: str,
         initial_events: bool = False,
         timeout: float = 300.0,
+        sent: Sent | None = None,
     ) -> AsyncGenerator[Change[K] | UnreadableChange, None]:
         return self._transport.stream(
             resource_of(kind).path(namespace),
@@ -113,6 +115,7 @@ class RestKubeClient:
             ),
             silence=WATCH_SILENCE,
             read=self._reader(kind),
+            sent=sent,
         )
 
     def _reader(self, kind: type[K]) -> Callable[[bytes], Awaitable[Change[K] | UnreadableChange | None]]:

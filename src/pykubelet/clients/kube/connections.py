@@ -185,7 +185,10 @@ class ServerConnections:
         self._health = http2_health(environ)
         self._lookups = NameLookups(within=CONNECT_TIMEOUT)
         self._current: Connections | None = None
+        self._usable_tls: TlsMaterial | None = None
+        """The last of which connections could be made."""
         self._refused_tls: TlsMaterial | None = None
+        """The newest, if none could."""
         self._closed = False
 
     @property
@@ -196,7 +199,7 @@ class ServerConnections:
     def apart(self) -> ServerConnections:
         """Others of the same login, for what must not wait behind everything that goes over these."""
         made = copy.copy(self)
-        made._current = made._refused_tls = None
+        made._current = None
         return made
 
     async def open(self) -> None:
@@ -236,20 +239,33 @@ class ServerConnections:
         current = self._current
         if current is not None and identity.tls in (current.tls, self._refused_tls):
             return current
-        try:
-            made = Connections(identity.tls, self._route, self._lookups, self._health)
-        except (ssl.SSLError, ValueError) as error:
-            problem = f"kubeconfig {self._config.source}: certificate, key or CA cannot be used: {error}"
-            if current is None:
-                raise KubeconfigError(problem) from None
-            # Half of a new pair, probably: stay with what works until the files change again.
-            self._refused_tls = identity.tls
-            logger.warning("new client certificate cannot be used yet", extra={"problem": problem})
-            return current
-        self._current = made
+        made = self._connections(identity.tls)
+        if made is None:
+            return current if current is not None else self._of_last_usable()
+        self._current, self._usable_tls, self._refused_tls = made, made.tls, None
         if current is not None:
             logger.info("credentials changed; using new connections", extra={"server": self.host})
             await current.retire()
             if made.retired:  # renewed while we waited
                 return await self.connections(identity)
         return made
+
+    def _connections(self, tls: TlsMaterial) -> Connections | None:
+        """None when they cannot be made of this, but could be made of what was there before."""
+        if tls == self._refused_tls:
+            return None
+        try:
+            return Connections(tls, self._route, self._lookups, self._health)
+        except (ssl.SSLError, ValueError) as error:
+            problem = f"kubeconfig {self._config.source}: certificate, key or CA cannot be used: {error}"
+            if self._usable_tls is None:
+                raise KubeconfigError(problem) from None
+            # Half of a new pair, probably: stay with what works until the files change again.
+            self._refused_tls = tls
+            logger.warning("new client certificate cannot be used yet", extra={"problem": problem})
+            return None
+
+    def _of_last_usable(self) -> Connections:
+        assert self._usable_tls is not None
+        self._current = Connections(self._usable_tls, self._route, self._lookups, self._health)
+        return self._current

@@ -18,6 +18,7 @@ from msgspec import Struct
 from pykubelet.clients.http2.connection import Exchange, Http2Connection
 from pykubelet.clients.http2.session import ConnectionEnded, NotProcessed
 from pykubelet.clients.kube.dialing import Route
+from pykubelet.clients.kube.port import Sent
 from pykubelet.kit.backoff import jittered
 from pykubelet.kit.tasks import gather_all
 from pykubelet.model.errors import ApiServerError
@@ -41,6 +42,7 @@ class Request(Struct, frozen=True, kw_only=True):
     body: bytes = b""
     silence: float | None = None
     """For an endless answer: the seconds it may say nothing."""
+    sent: Sent | None = None
 
 
 class Answer(Protocol):
@@ -115,6 +117,8 @@ class Http2Connections:
         if request.body:
             fields.append(("content-length", str(len(request.body))))
         exchange = connection.request(fields, request.body)
+        if request.sent is not None:
+            request.sent(True)
         try:
             status, headers = await exchange.head(request.silence)
         except BaseException:

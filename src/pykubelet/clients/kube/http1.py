@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import ClassVar, Final
 
 import aiohttp
@@ -91,7 +92,9 @@ class Http1Connections:
             connector = aiohttp.TCPConnector(
                 ssl=tls, limit=limit, keepalive_timeout=IDLE_KEPT, socket_factory=make_socket, resolver=resolver
             )
-        return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+        traced = aiohttp.TraceConfig()
+        traced.on_request_headers_sent.append(_note_sent)
+        return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trace_configs=[traced])
 
     async def open(self, request: Request) -> Answer:
         """Raises OSError, TimeoutError."""
@@ -106,12 +109,19 @@ class Http1Connections:
                 server_hostname=self._route.server_name or None,
                 proxy=self._proxy,
                 allow_redirects=False,
+                trace_request_ctx=request,
             )
         return Http1Answer(response)
 
     async def close(self) -> None:
         await self._calls.close()
         await self._streams.close()
+
+
+async def _note_sent(session: aiohttp.ClientSession, context: SimpleNamespace, sent: object) -> None:
+    request: Request = context.trace_request_ctx
+    if request.sent is not None:
+        request.sent(True)
 
 
 class Http1Answer:

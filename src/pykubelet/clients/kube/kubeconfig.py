@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from pykubelet.api.codec import ManifestError, load_yaml_documents
+from pykubelet.api.codec import ManifestError
+from pykubelet.api.documents import load_yaml_documents
 from pykubelet.clients.kube.socks import SCHEMES
 from pykubelet.model.errors import PykubeletError
 

@@ -46,6 +46,8 @@ from pykubelet.api.types import (
 )
 
 K = TypeVar("K", bound=ApiStruct)
+Sent = Callable[[bool], None]
+"""Called with True when a request was sent, with False when it has to be sent again."""
 ASK_AGAIN = 600.0
 """Seconds after which a server that could not begin a watch with the full set is asked again; it may be a newer one."""
 
@@ -235,6 +237,7 @@ class KubeClient(Protocol):
         resource_version: str,
         initial_events: bool = False,
         timeout: float = 300.0,
+        sent: Sent | None = None,
     ) -> AsyncGenerator[Change[K] | UnreadableChange, None]:
         """Changes after resource_version, with bookmarks. Ends without error after about `timeout` seconds or when
         the connection was renewed; Expired means list again. Close it (aclosing) when leaving early. With

@@ -46,7 +46,8 @@ QUICK_DELAYS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 """The annotation of the bookmark behind the last object of the full set."""
 SET_SILENCE = 30.0
-"""Seconds without an event before a watch is not waited for any longer to say that the full set is there."""
+"""Seconds without an event, from when the request was sent, before a watch is not waited for any longer to say that
+the full set is there."""
 WATCH_MIN, WATCH_MAX = 300.0, 600.0
 """A watch lasts a random time between these, so that a cluster's watches do not all end together."""
 
@@ -129,11 +130,13 @@ async def list_and_watch(
                 version = listed.resource_version
                 yield listed
                 del listed
-            changes = _watch(client, query, wanted if version is None else version, streamed, source)
+            silence = _Silence() if streamed else None
+            changes = _watch(client, query, wanted if version is None else version, silence, source)
             started = clock.monotonic()
             async with Closing(changes):
-                if streamed:
-                    listed = await _first_set(changes)
+                if silence is not None:
+                    listed = await _first_set(changes, silence)
+                    silence = None
                     version = listed.resource_version
                     backoff.reset()
                     yield listed
@@ -169,7 +172,7 @@ async def list_and_watch(
 
 
 def _watch(
-    client: KubeClient, query: Query[K], version: str, initial: bool, source: random.Random | None
+    client: KubeClient, query: Query[K], version: str, silence: _Silence | None, source: random.Random | None
 ) -> AsyncGenerator[Change[K] | UnreadableChange, None]:
     return client.watch(
         query.kind,
@@ -177,9 +180,29 @@ def _watch(
         field_selector=query.field_selector,
         label_selector=query.label_selector,
         resource_version=version,
-        initial_events=initial,
+        initial_events=silence is not None,
         timeout=(source or random).uniform(WATCH_MIN, WATCH_MAX),
+        sent=silence.sent if silence is not None else None,
     )
+
+
+class _Silence:
+    """How long a server may say nothing before the full set is there; not while we wait to ask it."""
+
+    def __init__(self) -> None:
+        self._is_sent = False
+        self._scope = asyncio.timeout(None)
+
+    def sent(self, is_sent: bool) -> None:
+        self._is_sent = is_sent
+        self._scope.reschedule(self._until())
+
+    def scope(self) -> asyncio.Timeout:
+        self._scope = asyncio.timeout_at(self._until())
+        return self._scope
+
+    def _until(self) -> float | None:
+        return asyncio.get_running_loop().time() + SET_SILENCE if self._is_sent else None
 
 
 class _NoSet(ApiError):
@@ -190,13 +213,13 @@ class _NoEnd(ApiError):
     """A watch never said that the full set is there."""
 
 
-async def _first_set(changes: AsyncGenerator[Change[K] | UnreadableChange, None]) -> Listed[K]:
+async def _first_set(changes: AsyncGenerator[Change[K] | UnreadableChange, None], silence: _Silence) -> Listed[K]:
     """What a watch begins with, as soon as it says that this is all."""
     items: dict[Key, K] = {}
     unreadable: dict[Key, Unreadable] = {}
     while True:
         try:
-            async with asyncio.timeout(SET_SILENCE):
+            async with silence.scope():
                 change = await anext(changes)
         except StopAsyncIteration:
             raise _NoSet("the watch ended before the full set was there") from None

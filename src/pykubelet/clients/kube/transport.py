@@ -21,6 +21,7 @@ from pykubelet.clients.http2.session import ConnectionEnded, NotProcessed, Strea
 from pykubelet.clients.kube.connections import Connections, ServerConnections
 from pykubelet.clients.kube.credentials import Identity
 from pykubelet.clients.kube.exchanges import Answer, Request, read_all
+from pykubelet.clients.kube.port import Sent
 from pykubelet.clients.kube.request_spans import carried, note_answer, request_span
 from pykubelet.kit.backoff import jittered
 from pykubelet.kit.limits import TokenBucket
@@ -181,14 +182,16 @@ class Transport:
         burst: int = 100,
         timeout: float = REQUEST_TIMEOUT,
         metrics: RequestMetrics | None = None,
+        headers: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """Several may share the connections to a server, each with its own limit of requests a second."""
+        """Several may share the connections to a server, each with its own limit of requests a second. `headers` go
+        with every request."""
         self._server = server
         self._clock = server.clock
         self._timeout = timeout
         self._limiter = rate_limit(qps, burst)
         self._metrics = metrics or RequestMetrics(Registry())
-        self._headers = [("User-Agent", agent), ("Accept", "application/json")]
+        self._headers = [("User-Agent", agent), ("Accept", "application/json"), *headers]
 
     async def open(self) -> None:
         """Read the credentials now, so that a mistake in them is a KubeconfigError at start; does not connect."""
@@ -260,7 +263,13 @@ class Transport:
         self._metrics.waited(method, self._server.host, waited)
 
     async def stream(
-        self, path: str, *, query: Query = (), silence: float, read: Callable[[bytes], Awaitable[T | None]]
+        self,
+        path: str,
+        *,
+        query: Query = (),
+        silence: float,
+        read: Callable[[bytes], Awaitable[T | None]],
+        sent: Sent | None = None,
     ) -> AsyncGenerator[T, None]:
         """What `read` makes of each line of an endless answer; more than `silence` seconds without a byte is ApiDown.
 
@@ -272,12 +281,12 @@ class Transport:
         async with connections:
             try:
                 headers = [*self._headers, *identity.headers]
-                request = Request(method="GET", url=self._url(path, query), headers=headers, silence=silence)
+                request = Request(method="GET", url=self._url(path, query), headers=headers, silence=silence, sent=sent)
                 # Not as a block: it would become the parent of what the reader does between two events.
                 span = request_span(request)
                 answer = await self._opened_stream(connections, carried(request, span), span)
                 # Most watches are silent for most of their life: nothing is kept in variables while they wait.
-                del path, query, headers, request
+                del path, query, headers, request, sent
                 try:
                     connections.follow(answer)
                     lines = _Lines()
@@ -325,6 +334,8 @@ class Transport:
             except NotProcessed:
                 if tries > RETRIES or connections.retired:  # others have to be taken
                     raise
+                if request.sent is not None:
+                    request.sent(False)
             await self._clock.sleep(_patience(tries))
         self._note("GET", str(answer.status), started)
         return answer

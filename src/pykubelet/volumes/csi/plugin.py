@@ -60,7 +60,6 @@ T = TypeVar("T")
 
 NODE_IS_FULL = 8
 """gRPC's ResourceExhausted, as an attacher reports it."""
-NOT_BY_AGENT = "attaching volumes from the kubelet is not supported (enableControllerAttachDetach is false)"
 FOLDERS_WITHIN = 120.0
 OWNERS_WITHIN = 3600.0
 
@@ -80,6 +79,7 @@ class _Publish(Struct, frozen=True, kw_only=True):
 class CsiVolumes(RemotePlugin):
     name = CSI
     requires_remount = True
+    cannot_attach = "attaching volumes from the kubelet is not supported (enableControllerAttachDetach is false)"
 
     def __init__(
         self, ctx: Context, *, drivers: CsiDrivers, objects: CsiObjects, mounts: Mounts, paths: NodePaths
@@ -136,9 +136,6 @@ class CsiVolumes(RemotePlugin):
         return path / "mount"
 
     # --- attaching ------------------------------------------------------------------------------
-
-    async def attach(self, spec: VolumeSpec) -> str:
-        raise VolumeProblem(NOT_BY_AGENT)
 
     async def attach_error(self, spec: VolumeSpec) -> str:
         """The attacher's error. If it says that the node is full, the reported limits are wrong: refresh them."""

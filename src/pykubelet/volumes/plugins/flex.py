@@ -98,6 +98,11 @@ class FlexVolume(MountedPlugin):
     def is_installed(self) -> bool:
         return self._program.is_file()
 
+    @property
+    def has_state(self) -> bool:
+        """Whether its program was found at some time, or disks of it were."""
+        return self._initialized is not None or bool(self._devices.unclaimed())
+
     # --- what the manager wants to know -----------------------------------------------------------
 
     def unique_name(self, spec: VolumeSpec) -> str:
@@ -114,14 +119,6 @@ class FlexVolume(MountedPlugin):
 
     def in_use(self) -> Iterable[str]:
         return [f"{self.name}/{place.name}" for place in self._devices.unclaimed()]
-
-    async def attach(self, spec: VolumeSpec) -> str:
-        def attach() -> str:
-            answer = self._call("attach", _options(spec, {}), self._node)
-            return answer.device if answer is not None else ""
-
-        name, key = "attaching a flexVolume", f"{self.name}/{spec.folder}"
-        return await host_calls.run(attach, name=name, key=key, within=TOOL_SECONDS + 5.0)
 
     async def gather(self, task: SetUp) -> Files | None:
         secret_ref = _source(task.spec).secret_ref
@@ -169,8 +166,11 @@ class FlexVolume(MountedPlugin):
             return
         make_folder(place)
         options = _options(task.spec, {})
-        waited = self._call("waitforattach", task.device, options)
-        device = waited.device if waited is not None else task.device
+        device = task.device
+        if self._attaches and (attached := self._call("attach", options, self._node)) is not None:
+            device = attached.device
+        if (waited := self._call("waitforattach", device, options)) is not None:
+            device = waited.device
         if self._call("mountdevice", str(place), device, options) is None and device:
             read_only = task.spec.read_only
             kind = fs_type(_source(task.spec).fs_type, "flexVolume.fsType")

@@ -112,8 +112,9 @@ class VolumePlugin(Protocol):
         """Wait until the synchronous questions below can be answered."""
         ...
 
-    async def attach(self, spec: VolumeSpec) -> str:
-        """Attach a volume that the control plane leaves to this agent; returns its device, if it has one by then."""
+    @property
+    def cannot_attach(self) -> str:
+        """Why set-up cannot attach a volume that the control plane leaves to this agent; empty when it can."""
         ...
 
     async def attach_error(self, spec: VolumeSpec) -> str:
@@ -191,6 +192,7 @@ class PluginDefaults:
 
     requires_remount = False
     selinux_relabel = True
+    cannot_attach = ""
 
     def mounts_with_label(self, spec: VolumeSpec) -> bool:
         return False
@@ -212,9 +214,6 @@ class PluginDefaults:
 
     async def ready(self) -> None:
         return
-
-    async def attach(self, spec: VolumeSpec) -> str:
-        return ""
 
     async def attach_error(self, spec: VolumeSpec) -> str:
         return ""

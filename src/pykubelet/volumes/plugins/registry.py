@@ -5,7 +5,7 @@ FlexVolume drivers are plugins too, made when a pod first uses one or volumes of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from pykubelet.clients.host.port import Mounts, NodePaths
@@ -51,6 +51,13 @@ class Plugins(dict[str, VolumePlugin]):
                 driver.reconstruct()
             self[name] = driver if driver.is_installed else self._leftover(name)
         return self[name]
+
+    def keep_used(self, names: Collection[str]) -> None:
+        """Forget drivers without users whose programs were never there: pods name what they like."""
+        for name, plugin in list(self.items()):
+            is_empty = isinstance(plugin, Leftover) or (isinstance(plugin, FlexVolume) and not plugin.has_state)
+            if is_empty and name not in names:
+                del self[name]
 
 
 def make_plugins(

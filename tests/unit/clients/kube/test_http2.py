@@ -167,14 +167,16 @@ async def test_server_that_refuses_everything_is_down_and_is_not_hammered(
     monkeypatch.setattr(transport_module, "RETRIES", 4)
     async with bench.server(refuse) as server, bench.closing:
         transport = bench.transport(server.url)
+        told: list[bool] = []
         for request in (
             transport.request("POST", "/x", body=b"{}"),
-            anext(transport.stream("/x", silence=5, read=as_it_is)),
+            anext(transport.stream("/x", silence=5, read=as_it_is, sent=told.append)),
         ):
             server.requests.clear()
             with pytest.raises(ApiDown, match="REFUSED_STREAM"):
                 await request
             assert len(server.requests) == 5
+        assert told == [True, False] * 4 + [True]
         assert len(server.peers) == 1
 
 

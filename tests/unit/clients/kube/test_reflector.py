@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ import pytest
 
 from pykubelet.api.types import ConfigMap, ObjectMeta
 from pykubelet.clients.kube import reflector as reflector_module
-from pykubelet.clients.kube.port import ASK_AGAIN, Change, ChangeType, WatchLists
+from pykubelet.clients.kube.port import ASK_AGAIN, Change, ChangeType, Sent, WatchLists
 from pykubelet.clients.kube.reflector import INITIAL_EVENTS_END, SET_SILENCE, Query, Reflector, list_all
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
@@ -296,6 +296,7 @@ class OddKube(FakeKube):
                 yield change
             return
         self.calls.append(Call("watch", words[0], body=named["resource_version"]))
+        named["sent"](True)
         for change in self.beginning:
             yield change
         if self.after == "silence":
@@ -340,6 +341,30 @@ async def test_half_a_set_is_never_shown(after: str) -> None:
         await settle()
     assert heard.sets == [["a", "b"], ["a", "b", "c"]]
     assert heard.changes == [("ADDED", "a"), ("ADDED", "b"), ("ADDED", "c")]
+
+
+class FarKube(FakeKube):
+    """Every watch needs long to be sent, and its first sending is given back."""
+
+    async def watch(self, *words: Any, sent: Sent | None = None, **named: Any) -> AsyncGenerator[Any, None]:
+        await asyncio.sleep(2 * SET_SILENCE)
+        if sent is not None:
+            sent(True)
+            sent(False)
+        await asyncio.sleep(2 * SET_SILENCE)
+        async with aclosing(super().watch(*words, sent=sent, **named)) as changes:
+            async for change in changes:
+                yield change
+
+
+@WITH_WATCH_LISTS
+async def test_server_is_not_blamed_for_the_time_in_which_it_is_not_asked() -> None:
+    kube, heard = FarKube(LoopClock()), Heard()
+    kube.add(a_map("a"))
+    async with reflecting(kube, heard) as reflector:
+        assert await reflector.wait_synced(within=5 * SET_SILENCE)
+    assert heard.sets == [["a"]]
+    assert [call.verb for call in kube.calls] == ["watch"]
 
 
 @WITH_WATCH_LISTS

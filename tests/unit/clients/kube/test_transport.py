@@ -9,7 +9,7 @@ import asyncio
 import base64
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from pathlib import Path
 from typing import Any
@@ -335,6 +335,21 @@ async def test_silent_stream_is_given_up(serving: Serving) -> None:
         await transport.close()
 
 
+async def test_stream_tells_when_it_was_sent_though_no_answer_comes(serving: Serving) -> None:
+    told: list[bool] = []
+
+    async def never(request: web.Request) -> web.Response:
+        await request.app[LEAVING].wait()
+        return web.Response()
+
+    async with serving(never) as server:
+        transport = a_transport(server.url)
+        with pytest.raises(ApiDown, match="no answer in time"):
+            await anext(transport.stream("/x", silence=0.3, read=as_it_is, sent=told.append))
+        await transport.close()
+    assert told == [True]
+
+
 async def test_renewed_connections_end_streams_without_error(serving: Serving) -> None:
     async with serving(silent) as server:
         transport = a_transport(server.url)
@@ -442,6 +457,32 @@ async def test_client_certificate_is_replaced_without_a_failed_request(serving: 
         await transport.request("GET", "/x")
         await transport.close()
     assert server.clients == ["first", "first", "second"]
+
+
+@pytest.mark.parametrize("leave", [Transport.renew, Transport.abandon])
+async def test_half_a_new_pair_found_with_new_connections_leaves_the_old_one_in_force(
+    serving: Serving, tmp_path: Path, leave: Callable[[Transport], Awaitable[None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    authority, tls = an_authority(tmp_path)
+    first, second = authority.issue("first"), authority.issue("second")
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    certificate.write_bytes(first.certificate.read_bytes())
+    key.write_bytes(first.key.read_bytes())
+    async with serving(ok, tls=tls) as server:
+        user = UserEntry(certificate_file=certificate, key_file=key)
+        transport = a_transport(server.url, user, ca_data=authority.pair.certificate.read_bytes())
+        await transport.request("GET", "/x")
+        certificate.write_bytes(second.certificate.read_bytes())
+        await asyncio.sleep(1.1)  # files are looked at once a second
+        for _ in range(2):
+            await leave(transport)
+            await transport.request("GET", "/x")
+        key.write_bytes(second.key.read_bytes())
+        await asyncio.sleep(1.1)
+        await transport.request("GET", "/x")
+        await transport.close()
+    assert server.clients == ["first", "first", "first", "second"]
+    assert caplog.messages.count("new client certificate cannot be used yet") == 1
 
 
 async def test_inline_certificate_and_other_server_name(serving: Serving, tmp_path: Path) -> None:

@@ -1,16 +1,28 @@
-"""Containers of the fake runtime: life, signals, exit codes, exec and logs.
+"""Containers of the runtime in memory: life, signals, exit codes, exec and logs.
 
 Covers: create, start, stop, remove, status, list, exec, attach, resources, log files in the CRI format.
-A program's own end is a timer on the event loop, so it happens without anybody looking.
-Does not cover: stats (fake_cri.py).
+A program's own end is a timer on the event loop, so it needs no call to happen.
+Does not cover: stats (cri.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from pykubelet.hollow.cri_logs import close_log, open_log, write_log
+from pykubelet.hollow.cri_sandboxes import MemorySandboxes
+from pykubelet.hollow.cri_values import (
+    KILLED,
+    START_FAILED,
+    Behaviour,
+    Exec,
+    ExecScript,
+    MemoryContainer,
+    MemoryImage,
+    Subject,
+)
+from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import CallTimedOut, CriError, CriNotFound, ExecTimedOut, RuntimeDown, Unimplemented
 from pykubelet.model.runtime_status import (
     ContainerRecord,
@@ -23,22 +35,19 @@ from pykubelet.model.runtime_status import (
     SandboxState,
 )
 from pykubelet.wire import cri_pb2
-from tests.fakes.fake_cri_logs import close_log, open_log, write_log
-from tests.fakes.fake_cri_sandboxes import FakeSandboxes
-from tests.fakes.fake_cri_values import (
-    KILLED,
-    START_FAILED,
-    Behaviour,
-    Exec,
-    ExecScript,
-    FakeContainer,
-    FakeImage,
-)
 
 
-class FakeContainers(FakeSandboxes):
-    def __init__(self, *args: Any, write_logs: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+class MemoryContainers(MemorySandboxes):
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        request_timeout: float,
+        pod_cidrs: Sequence[str],
+        handlers: Sequence[str],
+        write_logs: bool = False,
+    ) -> None:
+        super().__init__(clock, request_timeout=request_timeout, pod_cidrs=pod_cidrs, handlers=handlers)
         self.write_logs = write_logs
         self.checkpoints_supported = False
         self._last_created = 0
@@ -66,7 +75,7 @@ class FakeContainers(FakeSandboxes):
         """What exec_sync does in containers of that name with that command; default: success, no output."""
         self._execs.append((name, tuple(command) if command is not None else None, script))
 
-    def container(self, name: str, pod: str | None = None) -> FakeContainer:
+    def container(self, name: str, pod: str | None = None) -> MemoryContainer:
         """The newest container of that name (or id), optionally of one pod by name or uid."""
         found = [
             c
@@ -74,7 +83,7 @@ class FakeContainers(FakeSandboxes):
             if name in (c.name, c.id) and (pod is None or pod in (c.sandbox.name, c.sandbox.pod_uid))
         ]
         if not found:
-            raise LookupError(f"the fake runtime has no container {name!r} (pod {pod!r})")
+            raise LookupError(f"the runtime has no container {name!r} (pod {pod!r})")
         return max(found, key=lambda c: (c.created_at, c.attempt))
 
     def exit(self, name: str, code: int = 0, *, pod: str | None = None, reason: str = "") -> None:
@@ -101,7 +110,7 @@ class FakeContainers(FakeSandboxes):
     ) -> str:
         name, uid = config.metadata.name, sandbox_config.metadata.uid
         args = {"sandbox_id": sandbox_id, "config": config, "sandbox_config": sandbox_config}
-        await self._enter("create_container", name=name, pod_uid=uid, args=args)
+        await self._enter("create_container", Subject(name=name, pod_uid=uid), args=args)
         box = self.sandboxes.get(sandbox_id)
         if box is None:
             raise CriNotFound(f'failed to find sandbox id "{sandbox_id}": not found')
@@ -110,11 +119,11 @@ class FakeContainers(FakeSandboxes):
         if not config.HasField("metadata"):
             raise CriError("container config must include metadata")
         own = cri_pb2.ContainerConfig.FromString(config.SerializeToString())
-        container = FakeContainer(
+        container = MemoryContainer(
             id=self._new_id("container"),
             sandbox=box,
             config=own,
-            image=FakeImage(id=""),
+            image=MemoryImage(id=""),
             behaviour=Behaviour(),
             created_at=0,
         )
@@ -140,7 +149,7 @@ class FakeContainers(FakeSandboxes):
         return container.id
 
     async def start_container(self, container_id: str) -> None:
-        await self._enter("start_container", **self._about(container_id))
+        await self._enter("start_container", self._about(container_id))
         container = self._known(container_id)
         if container.state is not ContainerState.CREATED:
             state = container.state.name
@@ -172,7 +181,7 @@ class FakeContainers(FakeSandboxes):
     async def stop_container(self, container_id: str, timeout: int) -> None:
         deadline = self.request_timeout + timeout
         about = self._about(container_id)
-        await self._enter("stop_container", **about, args={"timeout": timeout}, deadline=deadline)
+        await self._enter("stop_container", about, args={"timeout": timeout}, deadline=deadline)
         container = self.containers.get(container_id)
         if container is None or container.state not in (ContainerState.RUNNING, ContainerState.UNKNOWN):
             return
@@ -192,7 +201,7 @@ class FakeContainers(FakeSandboxes):
                 container.waiters.remove(stopped)
 
     async def remove_container(self, container_id: str) -> None:
-        await self._enter("remove_container", **self._about(container_id))
+        await self._enter("remove_container", self._about(container_id))
         container = self.containers.get(container_id)
         if container is None:
             return
@@ -202,7 +211,7 @@ class FakeContainers(FakeSandboxes):
         self._remove_container(container)
 
     async def container_status(self, container_id: str) -> ContainerStatus:
-        await self._enter("container_status", **self._about(container_id))
+        await self._enter("container_status", self._about(container_id))
         return self._container_status(self._known(container_id))
 
     async def list_containers(
@@ -214,7 +223,7 @@ class FakeContainers(FakeSandboxes):
         running_only: bool = False,
     ) -> Sequence[ContainerRecord]:
         args = {"sandbox_id": sandbox_id, "running_only": running_only}
-        await self._enter("list_containers", id=id or "", pod_uid=pod_uid or "", args=args)
+        await self._enter("list_containers", Subject(id=id or "", pod_uid=pod_uid or ""), args=args)
         return [_record(c) for c in self._select(pod_uid, id, sandbox_id, running_only)]
 
     async def update_container_resources(
@@ -224,7 +233,7 @@ class FakeContainers(FakeSandboxes):
         annotations: Mapping[str, str] | None = None,
     ) -> None:
         args = {"resources": resources, "annotations": annotations}
-        await self._enter("update_container_resources", **self._about(container_id), args=args)
+        await self._enter("update_container_resources", self._about(container_id), args=args)
         container = self._known(container_id)
         if container.state not in (ContainerState.CREATED, ContainerState.RUNNING):
             raise CriError(f'container "{container_id}" is not in created or running state')
@@ -235,7 +244,7 @@ class FakeContainers(FakeSandboxes):
         container.resources = merged
 
     async def reopen_container_log(self, container_id: str) -> None:
-        await self._enter("reopen_container_log", **self._about(container_id))
+        await self._enter("reopen_container_log", self._about(container_id))
         container = self._known(container_id)
         if container.state is not ContainerState.RUNNING:
             raise CriError("container is not running")
@@ -245,7 +254,7 @@ class FakeContainers(FakeSandboxes):
     async def exec_sync(self, container_id: str, command: Sequence[str], timeout: int = 0) -> ExecResult:
         args = {"command": tuple(command), "timeout": timeout}
         deadline = self.request_timeout + timeout if timeout > 0 else None
-        await self._enter("exec_sync", **self._about(container_id), args=args, deadline=deadline)
+        await self._enter("exec_sync", self._about(container_id), args=args, deadline=deadline)
         container = self._running(container_id, "failed to exec in container: ")
         script = self._exec_script(container, command)
         if timeout > 0 and script.takes > timeout:
@@ -272,7 +281,7 @@ class FakeContainers(FakeSandboxes):
         stderr: bool = True,
     ) -> str:
         args = {"command": tuple(command), "tty": tty, "stdin": stdin, "stdout": stdout, "stderr": stderr}
-        await self._enter("exec", **self._about(container_id), args=args)
+        await self._enter("exec", self._about(container_id), args=args)
         self._running(container_id, "")
         return f"http://127.0.0.1:1/exec/{container_id[:8]}"
 
@@ -286,41 +295,41 @@ class FakeContainers(FakeSandboxes):
         stderr: bool = True,
     ) -> str:
         args = {"tty": tty, "stdin": stdin, "stdout": stdout, "stderr": stderr}
-        await self._enter("attach", **self._about(container_id), args=args)
+        await self._enter("attach", self._about(container_id), args=args)
         self._running(container_id, "")
         return f"http://127.0.0.1:1/attach/{container_id[:8]}"
 
     async def checkpoint_container(self, container_id: str, location: str, timeout: int = 0) -> None:
         args = {"location": location, "timeout": timeout}
-        await self._enter("checkpoint_container", **self._about(container_id), args=args)
+        await self._enter("checkpoint_container", self._about(container_id), args=args)
         if not self.checkpoints_supported:
             raise Unimplemented("method CheckpointContainer not implemented")
         self._running(container_id, "")
 
     # -- inside
 
-    def _find_image(self, name: str) -> FakeImage | None:
+    def _find_image(self, name: str) -> MemoryImage | None:
         raise NotImplementedError
 
-    def _about(self, container_id: str) -> dict[str, Any]:
+    def _about(self, container_id: str) -> Subject:
         container = self.containers.get(container_id)
         if container is None:
-            return {"id": container_id}
-        return {"id": container_id, "name": container.name, "pod_uid": container.sandbox.pod_uid}
+            return Subject(id=container_id)
+        return Subject(id=container_id, name=container.name, pod_uid=container.sandbox.pod_uid)
 
-    def _known(self, container_id: str) -> FakeContainer:
+    def _known(self, container_id: str) -> MemoryContainer:
         container = self.containers.get(container_id)
         if container is None:
             raise CriNotFound(f'an error occurred when try to find container "{container_id}": not found')
         return container
 
-    def _running(self, container_id: str, prefix: str) -> FakeContainer:
+    def _running(self, container_id: str, prefix: str) -> MemoryContainer:
         container = self._known(container_id)
         if container.state is not ContainerState.RUNNING:
             raise CriError(f"{prefix}container is in CONTAINER_{container.state.name} state")
         return container
 
-    def _behaviour_of(self, container: FakeContainer) -> Behaviour:
+    def _behaviour_of(self, container: MemoryContainer) -> Behaviour:
         facts = {
             "name": (container.name,),
             "image": (container.config.image.image, container.config.image.user_specified_image, *container.image.tags),
@@ -330,15 +339,19 @@ class FakeContainers(FakeSandboxes):
         for wanted, behaviour in reversed(self._behaviours):
             if all(value in facts[key] for key, value in wanted.items()):
                 return behaviour
+        return self._usual(container)
+
+    def _usual(self, container: MemoryContainer) -> Behaviour:
+        """What containers do that no program matches."""
         return Behaviour()
 
-    def _exec_script(self, container: FakeContainer, command: Sequence[str]) -> Exec:
+    def _exec_script(self, container: MemoryContainer, command: Sequence[str]) -> Exec:
         for name, wanted, script in reversed(self._execs):
             if name in (None, container.name) and wanted in (None, tuple(command)):
                 return script(container, command) if callable(script) else script
         return Exec()
 
-    def _begin(self, container: FakeContainer) -> None:
+    def _begin(self, container: MemoryContainer) -> None:
         behaviour = container.behaviour
         container.state = ContainerState.RUNNING
         container.started_at = self.clock.now_ns()
@@ -349,7 +362,7 @@ class FakeContainers(FakeSandboxes):
             code, reason = (KILLED, "OOMKilled") if behaviour.oom else (behaviour.exit_code, "")
             self.end_later(container, behaviour.exits_after, code, reason)
 
-    def _signal(self, container: FakeContainer) -> None:
+    def _signal(self, container: MemoryContainer) -> None:
         """Deliver the stop signal, once; the program ends when its behaviour says so."""
         if container.signalled:
             return
@@ -358,16 +371,16 @@ class FakeContainers(FakeSandboxes):
         if delay is not None:
             self.end_later(container, delay, container.behaviour.stop_code, "")
 
-    def end_later(self, container: FakeContainer, seconds: float, code: int, reason: str) -> None:
+    def end_later(self, container: MemoryContainer, seconds: float, code: int, reason: str) -> None:
         self._cancel_timer(container)
         loop = asyncio.get_running_loop()
         container.timer = loop.call_later(seconds, self._end, container, code, reason)
 
-    def _kill(self, container: FakeContainer) -> None:
+    def _kill(self, container: MemoryContainer) -> None:
         if container.state in (ContainerState.RUNNING, ContainerState.UNKNOWN):
             self._end(container, KILLED, "")
 
-    def _end(self, container: FakeContainer, code: int, reason: str) -> None:
+    def _end(self, container: MemoryContainer, code: int, reason: str) -> None:
         self._cancel_timer(container)
         close_log(container)
         container.state = ContainerState.EXITED
@@ -379,12 +392,12 @@ class FakeContainers(FakeSandboxes):
                 waiter.set_result(None)
         self._tell(container.id, EventKind.STOPPED, container.sandbox)
 
-    def _cancel_timer(self, container: FakeContainer) -> None:
+    def _cancel_timer(self, container: MemoryContainer) -> None:
         if container.timer is not None:
             container.timer.cancel()
             container.timer = None
 
-    def _remove_container(self, container: FakeContainer) -> None:
+    def _remove_container(self, container: MemoryContainer) -> None:
         container.removed = True
         del self.containers[container.id]
         self._reserved.pop(container.key)
@@ -392,7 +405,7 @@ class FakeContainers(FakeSandboxes):
 
     def _select(
         self, pod_uid: str | None, id: str | None, sandbox_id: str | None, running_only: bool
-    ) -> list[FakeContainer]:
+    ) -> list[MemoryContainer]:
         return [
             c
             for c in self.containers.values()
@@ -402,7 +415,7 @@ class FakeContainers(FakeSandboxes):
             and (not running_only or c.state is ContainerState.RUNNING)
         ]
 
-    def _container_status(self, c: FakeContainer) -> ContainerStatus:
+    def _container_status(self, c: MemoryContainer) -> ContainerStatus:
         return ContainerStatus(
             id=c.id,
             name=c.name,
@@ -429,7 +442,7 @@ class FakeContainers(FakeSandboxes):
             resources=_resources(c.resources),
         )
 
-    def _open_log(self, container: FakeContainer) -> None:
+    def _open_log(self, container: MemoryContainer) -> None:
         if self.write_logs:
             open_log(container)
 
@@ -449,7 +462,7 @@ def _resources(linux: cri_pb2.LinuxContainerResources | None) -> ContainerResour
     )
 
 
-def _record(c: FakeContainer) -> ContainerRecord:
+def _record(c: MemoryContainer) -> ContainerRecord:
     labels = dict(c.config.labels)
     return ContainerRecord(
         id=c.id,

@@ -1,4 +1,4 @@
-"""The door every call to the fake runtime goes through: records it, makes it slow, fail, hang or find nobody.
+"""The door every call to the runtime in memory goes through: makes it slow, fail, hang or find the daemon away.
 
 Covers: hang/release, fail_next, slow, crash/restore, the deadlines the real client has.
 Does not cover: what the calls do.
@@ -7,16 +7,12 @@ Does not cover: what the calls do.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
+from pykubelet.hollow.cri_values import NOTHING, Call, Subject
 from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import CallTimedOut, CriError, RuntimeDown
-from tests.fakes.fake_cri_values import Call
-from tests.spin_guard import note
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -50,20 +46,15 @@ class Fault:
 
 
 class FaultGate:
-    """Base of the fake: keeps `calls` and decides what each call meets at the door."""
+    """Decides what each call meets at the door."""
 
     def __init__(self, clock: Clock, request_timeout: float = 120.0) -> None:
         self.clock = clock
         self.request_timeout = request_timeout
-        self.calls: list[Call] = []
         self.down = False
         self._faults: list[Fault] = []
-        self._in_flight: set[asyncio.Future[Any]] = set()
+        self._in_flight: set[asyncio.Future[None]] = set()
         self._on_crash: list[Callable[[], None]] = []
-
-    def called(self, verb: str, name: str | None = None) -> list[Call]:
-        """The recorded calls of a verb, optionally those about one pod, container or image."""
-        return [c for c in self.calls if c.verb == verb and (name is None or name in (c.name, c.id, c.pod_uid))]
 
     def hang(self, verb: str, name: str | None = None, *, times: int | None = None) -> Fault:
         """Calls of `verb` (about pod/container/image/id `name`) wait until release() or their deadline."""
@@ -101,23 +92,20 @@ class FaultGate:
     async def _enter(
         self,
         verb: str,
+        about: Subject = NOTHING,
         *,
-        name: str = "",
-        id: str = "",
-        pod_uid: str = "",
-        args: dict[str, Any] | None = None,
+        args: Mapping[str, object] | None = None,
         deadline: float | None = -1.0,
     ) -> None:
         """Every call begins here. A deadline below 0 means the default; None means none."""
-        call = Call(verb=verb, name=name, id=id, pod_uid=pod_uid, args=args or {}, at=self.clock.monotonic())
-        self.calls.append(call)
-        note(f"runtime call {verb} {name or id} {pod_uid}")
-        limit = self.request_timeout if deadline is not None and deadline < 0 else deadline
         # Even the fastest runtime lets other tasks run before it answers.
         await self.clock.sleep(0)
         self._check_up()
-        for fault in [f for f in self._faults if f.matches(call)]:
-            await self._suffer(fault, limit)
+        if self._faults:
+            call = Call(verb=verb, about=about, args=args or {}, at=self.clock.monotonic())
+            limit = self.request_timeout if deadline is not None and deadline < 0 else deadline
+            for fault in [f for f in self._faults if f.matches(call)]:
+                await self._suffer(fault, limit)
 
     async def _suffer(self, fault: Fault, deadline: float | None) -> None:
         fault.hits += 1
@@ -144,12 +132,12 @@ class FaultGate:
         finally:
             timer.cancel()
 
-    async def _wait(self, future: asyncio.Future[T], deadline: float | None) -> T:
+    async def _wait(self, future: asyncio.Future[None], deadline: float | None) -> None:
         """Wait inside a call: ends early by crash (RuntimeDown) or by the client's deadline."""
         self._in_flight.add(future)
         try:
             async with asyncio.timeout(deadline):
-                return await future
+                await future
         except TimeoutError as error:
             raise CallTimedOut("Deadline Exceeded") from error
         finally:

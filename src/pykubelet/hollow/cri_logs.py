@@ -1,4 +1,4 @@
-"""Log files of the fake runtime, in the CRI format.
+"""Log files of the runtime in memory, in the CRI format.
 
 A file stays open across a rename, as with a real runtime, so a rotation that forgets ReopenContainerLog
 shows: the lines go on into the renamed file.
@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 
+from pykubelet.hollow.cri_values import MemoryContainer
 from pykubelet.model.errors import CriError
-from tests.fakes.fake_cri_values import FakeContainer
 
 
-def open_log(container: FakeContainer) -> None:
+def open_log(container: MemoryContainer) -> None:
     if not container.log_path:
         return
     try:
@@ -22,13 +22,13 @@ def open_log(container: FakeContainer) -> None:
         raise CriError(f"failed to create container loggers: failed to create and open log file: {error}") from error
 
 
-def close_log(container: FakeContainer) -> None:
+def close_log(container: MemoryContainer) -> None:
     if container.log_fd is not None:
         os.close(container.log_fd)
         container.log_fd = None
 
 
-def write_log(container: FakeContainer, now: int, text: str, stream: str) -> None:
+def write_log(container: MemoryContainer, now: int, text: str, stream: str) -> None:
     """One whole line, stamped with `now` in unix nanoseconds."""
     if container.log_fd is None:
         return

@@ -1,4 +1,4 @@
-"""Sandboxes of the fake runtime, with the state all parts share.
+"""Sandboxes of the runtime in memory, with the state all parts share.
 
 Covers: run, stop, remove, status, list of sandboxes, addresses, events to subscribers.
 Does not cover: containers and images, which build on this.
@@ -10,8 +10,9 @@ import asyncio
 import ipaddress
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
+from pykubelet.hollow.cri_faults import FaultGate
+from pykubelet.hollow.cri_values import MemoryContainer, MemorySandbox, Subject, made_id
 from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import CriError, CriNotFound, RuntimeDown, Unimplemented
 from pykubelet.model.runtime_status import (
@@ -23,17 +24,15 @@ from pykubelet.model.runtime_status import (
     SandboxStatus,
 )
 from pykubelet.wire import cri_pb2
-from tests.fakes.fake_cri_faults import FaultGate
-from tests.fakes.fake_cri_values import FakeContainer, FakeSandbox, fake_id
 
 
-class FakeSandboxes(FaultGate):
+class MemorySandboxes(FaultGate):
     def __init__(
         self, clock: Clock, *, request_timeout: float, pod_cidrs: Sequence[str], handlers: Sequence[str]
     ) -> None:
         super().__init__(clock, request_timeout)
-        self.sandboxes: dict[str, FakeSandbox] = {}
-        self.containers: dict[str, FakeContainer] = {}
+        self.sandboxes: dict[str, MemorySandbox] = {}
+        self.containers: dict[str, MemoryContainer] = {}
         self.handlers = tuple(handlers)
         self.events_supported = True
         """False: container_events raises Unimplemented, as a runtime without GetContainerEvents does."""
@@ -41,6 +40,7 @@ class FakeSandboxes(FaultGate):
         """Seconds every RunPodSandbox needs."""
         self._networks = [ipaddress.ip_network(cidr) for cidr in pod_cidrs]
         self._next_address = 1
+        self._by_address: dict[str, MemorySandbox] = {}
         self._next_id = 0
         self._subscribers: list[asyncio.Queue[ContainerEvent | CriError]] = []
         self._reserved: dict[str, str] = {}
@@ -49,11 +49,11 @@ class FakeSandboxes(FaultGate):
 
     # -- what tests look at and do
 
-    def sandbox(self, pod: str) -> FakeSandbox:
+    def sandbox(self, pod: str) -> MemorySandbox:
         """The newest sandbox of a pod, by name, uid or sandbox id."""
         found = [s for s in self.sandboxes.values() if pod in (s.name, s.pod_uid, s.id)]
         if not found:
-            raise LookupError(f"the fake runtime has no sandbox of {pod!r}")
+            raise LookupError(f"the runtime has no sandbox of {pod!r}")
         return max(found, key=lambda s: (s.created_at, s.config.metadata.attempt))
 
     def kill_sandbox(self, pod: str) -> None:
@@ -66,21 +66,22 @@ class FakeSandboxes(FaultGate):
         name, uid = config.metadata.name, config.metadata.uid
         deadline = 2 * self.request_timeout
         args = {"config": config, "runtime_handler": runtime_handler}
-        await self._enter("run_pod_sandbox", name=name, pod_uid=uid, args=args, deadline=deadline)
+        await self._enter("run_pod_sandbox", Subject(name=name, pod_uid=uid), args=args, deadline=deadline)
         if not config.HasField("metadata"):
             raise CriError("sandbox config must include metadata")
         own = cri_pb2.PodSandboxConfig.FromString(config.SerializeToString())
-        box = FakeSandbox(id=self._new_id("sandbox"), config=own, created_at=0, runtime_handler=runtime_handler)
+        box = MemorySandbox(id=self._new_id("sandbox"), config=own, created_at=0, runtime_handler=runtime_handler)
         self._reserve("sandbox", box.key, box.id)
         try:
             if runtime_handler not in self.handlers:
                 raise CriError(f'failed to get sandbox runtime: no runtime for "{runtime_handler}" is configured')
-            await self._spend(self.run_takes, deadline)
+            await self._set_up(box, deadline)
+            if not box.host_network:
+                box.ips = self._addresses(box)
         except BaseException:
             # containerd undoes a sandbox whose caller gave up, so a cancelled run leaves nothing.
             self._reserved.pop(box.key)
             raise
-        box.ips = () if box.host_network else self._addresses()
         box.created_at = self.clock.now_ns()
         self.sandboxes[box.id] = box
         self._tell(box.id, EventKind.CREATED, box)
@@ -89,14 +90,14 @@ class FakeSandboxes(FaultGate):
 
     async def stop_pod_sandbox(self, sandbox_id: str) -> None:
         box = self.sandboxes.get(sandbox_id)
-        await self._enter("stop_pod_sandbox", **_about(sandbox_id, box))
+        await self._enter("stop_pod_sandbox", _about(sandbox_id, box))
         box = self.sandboxes.get(sandbox_id)
         if box is not None:
             self._stop_sandbox(box)
 
     async def remove_pod_sandbox(self, sandbox_id: str) -> None:
         box = self.sandboxes.get(sandbox_id)
-        await self._enter("remove_pod_sandbox", **_about(sandbox_id, box))
+        await self._enter("remove_pod_sandbox", _about(sandbox_id, box))
         box = self.sandboxes.get(sandbox_id)
         if box is None:
             return
@@ -109,11 +110,11 @@ class FakeSandboxes(FaultGate):
 
     async def pod_sandbox_status(self, sandbox_id: str) -> SandboxStatus:
         box = self.sandboxes.get(sandbox_id)
-        await self._enter("pod_sandbox_status", **_about(sandbox_id, box))
+        await self._enter("pod_sandbox_status", _about(sandbox_id, box))
         return self._sandbox_status(self._known_sandbox(sandbox_id))
 
     async def sandbox_image(self, sandbox_id: str) -> str:
-        await self._enter("pod_sandbox_status", **_about(sandbox_id, self.sandboxes.get(sandbox_id)))
+        await self._enter("pod_sandbox_status", _about(sandbox_id, self.sandboxes.get(sandbox_id)))
         self._known_sandbox(sandbox_id)
         return "registry.k8s.io/pause:3.10"
 
@@ -121,7 +122,7 @@ class FakeSandboxes(FaultGate):
         self, *, pod_uid: str | None = None, id: str | None = None, ready_only: bool = False
     ) -> Sequence[SandboxRecord]:
         args = {"ready_only": ready_only}
-        await self._enter("list_pod_sandboxes", id=id or "", pod_uid=pod_uid or "", args=args)
+        await self._enter("list_pod_sandboxes", Subject(id=id or "", pod_uid=pod_uid or ""), args=args)
         return self._sandbox_records(pod_uid, id, ready_only)
 
     async def update_pod_sandbox_resources(
@@ -133,13 +134,13 @@ class FakeSandboxes(FaultGate):
     ) -> None:
         args = {"overhead": overhead, "resources": resources}
         about = _about(sandbox_id, self.sandboxes.get(sandbox_id))
-        await self._enter("update_pod_sandbox_resources", **about, args=args)
+        await self._enter("update_pod_sandbox_resources", about, args=args)
         box = self._known_sandbox(sandbox_id)
         box.overhead, box.resources = overhead, resources
 
     async def port_forward(self, sandbox_id: str, ports: Sequence[int] = ()) -> str:
         about = _about(sandbox_id, self.sandboxes.get(sandbox_id))
-        await self._enter("port_forward", **about, args={"ports": tuple(ports)})
+        await self._enter("port_forward", about, args={"ports": tuple(ports)})
         box = self._known_sandbox(sandbox_id)
         if box.state is not SandboxState.READY:
             raise CriError(f'sandbox container "{sandbox_id}" is not running')
@@ -179,7 +180,7 @@ class FakeSandboxes(FaultGate):
 
     def _new_id(self, kind: str) -> str:
         self._next_id += 1
-        return fake_id(kind, self._next_id)
+        return made_id(kind, self._next_id)
 
     def _reserve(self, kind: str, key: str, id: str) -> None:
         holder = self._reserved.get(key)
@@ -187,40 +188,59 @@ class FakeSandboxes(FaultGate):
             raise CriError(f'failed to reserve {kind} name "{key}": name "{key}" is reserved for "{holder}"')
         self._reserved[key] = id
 
-    def _addresses(self) -> tuple[str, ...]:
-        """Fresh addresses, one a family; never given twice in a run, so a stale one shows."""
-        self._next_address += 1
-        return tuple(str(network[self._next_address]) for network in self._networks)
+    async def _set_up(self, box: MemorySandbox, deadline: float) -> None:
+        """What running a sandbox takes; raises CriError when it fails."""
+        await self._spend(self.run_takes, deadline)
 
-    def _known_sandbox(self, sandbox_id: str) -> FakeSandbox:
+    def _addresses(self, box: MemorySandbox) -> tuple[str, ...]:
+        """Free addresses, one a family; used again as late as possible, so that a stale one shows."""
+        sizes = [network.num_addresses for network in self._networks]
+        for _ in range(min(sizes, default=0)):
+            self._next_address += 1
+            found = tuple(
+                str(network[2 + self._next_address % (size - 3)])
+                for network, size in zip(self._networks, sizes, strict=True)
+            )
+            if not any(address in self._by_address for address in found):
+                self._by_address.update((address, box) for address in found)
+                return found
+        raise CriError("failed to setup network for sandbox: no IP addresses available in range set")
+
+    def at_address(self, address: str) -> MemorySandbox | None:
+        """The sandbox that has this address."""
+        return self._by_address.get(address)
+
+    def _known_sandbox(self, sandbox_id: str) -> MemorySandbox:
         box = self.sandboxes.get(sandbox_id)
         if box is None:
             raise CriNotFound(f'an error occurred when try to find sandbox "{sandbox_id}": not found')
         return box
 
-    def _stop_sandbox(self, box: FakeSandbox) -> None:
+    def _stop_sandbox(self, box: MemorySandbox) -> None:
         for container in self._containers_of(box):
             self._kill(container)
         self._sandbox_down(box)
+        for address in box.ips:
+            self._by_address.pop(address, None)
         box.ips = ()
 
-    def _sandbox_down(self, box: FakeSandbox) -> None:
+    def _sandbox_down(self, box: MemorySandbox) -> None:
         if box.state is SandboxState.READY:
             box.state = SandboxState.NOT_READY
             self._tell(box.id, EventKind.STOPPED, box)
 
-    def _containers_of(self, box: FakeSandbox) -> list[FakeContainer]:
+    def _containers_of(self, box: MemorySandbox) -> list[MemoryContainer]:
         return [c for c in self.containers.values() if c.sandbox is box]
 
-    def _kill(self, container: FakeContainer) -> None:
+    def _kill(self, container: MemoryContainer) -> None:
         raise NotImplementedError
 
-    def _remove_container(self, container: FakeContainer) -> None:
+    def _remove_container(self, container: MemoryContainer) -> None:
         raise NotImplementedError
 
-    def _tell(self, id: str, kind: EventKind, box: FakeSandbox) -> None:
+    def _tell(self, id: str, kind: EventKind, box: MemorySandbox) -> None:
         if self.down:
-            return  # the daemon makes the events; what happens while it is away is never told
+            return  # the daemon makes the events; what happens while it is away makes none
         event = ContainerEvent(
             container_id=id,
             kind=kind,
@@ -245,7 +265,7 @@ class FakeSandboxes(FaultGate):
             and (not ready_only or box.state is SandboxState.READY)
         ]
 
-    def _sandbox_status(self, box: FakeSandbox) -> SandboxStatus:
+    def _sandbox_status(self, box: MemorySandbox) -> SandboxStatus:
         mode = NamespaceMode.NODE if box.host_network else NamespaceMode.POD
         meta = box.config.metadata
         return SandboxStatus(
@@ -264,13 +284,13 @@ class FakeSandboxes(FaultGate):
         )
 
 
-def _about(sandbox_id: str, box: FakeSandbox | None) -> dict[str, Any]:
+def _about(sandbox_id: str, box: MemorySandbox | None) -> Subject:
     if box is None:
-        return {"id": sandbox_id}
-    return {"id": sandbox_id, "name": box.name, "pod_uid": box.pod_uid}
+        return Subject(id=sandbox_id)
+    return Subject(id=sandbox_id, name=box.name, pod_uid=box.pod_uid)
 
 
-def _sandbox_record(box: FakeSandbox) -> SandboxRecord:
+def _sandbox_record(box: MemorySandbox) -> SandboxRecord:
     meta = box.config.metadata
     return SandboxRecord(
         id=box.id,

@@ -1,16 +1,16 @@
-"""What the fake runtime is made of: programmable behaviours, images, sandboxes, containers, recorded calls.
+"""What the runtime in memory is made of: programmable behaviours, images, sandboxes, containers, calls.
 
-Covers: the records tests may look at and the values they program the fake with.
-Does not cover: what happens to them (fake_cri_sandboxes.py, fake_cri_containers.py, fake_cri_images.py).
+Covers: its records and the values it is programmed with.
+Does not cover: what happens to them (cri_sandboxes.py, cri_containers.py, cri.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 from pykubelet.model.errors import CriError
 from pykubelet.model.runtime_status import ContainerState, ExecResult, SandboxState
@@ -42,6 +42,10 @@ class Behaviour:
     start_takes: float = 0.0
     output: tuple[str, ...] = ()
     """Lines written to the log when it starts (only with write_logs)."""
+    answers_after: float = 0.0
+    """Seconds from start until it answers probes (only on hollow nodes)."""
+    deaf: float = 0.0
+    """Share of probes that it does not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,23 +57,45 @@ class Exec:
     error: CriError | None = None
 
 
-ExecScript = Exec | Callable[["FakeContainer", Sequence[str]], Exec]
+ExecScript = Exec | Callable[["MemoryContainer", Sequence[str]], Exec]
+
+
+class Subject(NamedTuple):
+    """What a call is about, as far as that is known."""
+
+    name: str = ""
+    """Of the pod, container or image."""
+    id: str = ""
+    pod_uid: str = ""
+
+
+NOTHING = Subject()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call the fake received. `name` is the pod, container or image it was about, if known."""
+    """One call that the runtime received."""
 
     verb: str
-    name: str = ""
-    id: str = ""
-    pod_uid: str = ""
-    args: dict[str, Any] = field(default_factory=dict)
+    about: Subject = NOTHING
+    args: Mapping[str, object] = field(default_factory=dict)
     at: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return self.about.name
+
+    @property
+    def id(self) -> str:
+        return self.about.id
+
+    @property
+    def pod_uid(self) -> str:
+        return self.about.pod_uid
 
 
 @dataclass(slots=True, kw_only=True)
-class FakeImage:
+class MemoryImage:
     """An image on the node or in the pretended registry."""
 
     id: str
@@ -88,7 +114,7 @@ class FakeImage:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class FakeSandbox:
+class MemorySandbox:
     id: str
     config: cri_pb2.PodSandboxConfig
     created_at: int
@@ -119,11 +145,11 @@ class FakeSandbox:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class FakeContainer:
+class MemoryContainer:
     id: str
-    sandbox: FakeSandbox
+    sandbox: MemorySandbox
     config: cri_pb2.ContainerConfig
-    image: FakeImage
+    image: MemoryImage
     behaviour: Behaviour
     created_at: int
     state: ContainerState = ContainerState.CREATED
@@ -168,7 +194,7 @@ class FakeContainer:
         return f"{directory}/{self.config.log_path}"
 
 
-def fake_id(kind: str, number: int) -> str:
+def made_id(kind: str, number: int) -> str:
     """64 hex digits as real runtimes give, the same in every run."""
     return hashlib.sha256(f"{kind}-{number}".encode()).hexdigest()
 
@@ -197,4 +223,4 @@ def _untagged(name: str) -> str:
 
 def digest_of(image: str) -> str:
     """A repo digest for a tagged name."""
-    return f"{_untagged(full_name(image))}@sha256:{fake_id(full_name(image), 1)}"
+    return f"{_untagged(full_name(image))}@sha256:{made_id(full_name(image), 1)}"
