@@ -165,11 +165,11 @@ def machine(containerd: str) -> dict[str, Any]:
     }
 
 
-def commit() -> str:
-    """The checkout that is measured, and whether it has changes."""
-    git = ["git", "-C", str(HERE)]
+def commit(checkout: Path | None = None) -> str:
+    """The checkout that is measured, this one unless it is given, and whether it has changes."""
+    git = ["git", "-C", str(checkout or HERE)]
     head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
-    dirty = subprocess.run([*git, "status", "--porcelain", "src"], capture_output=True, text=True, check=True).stdout
+    dirty = subprocess.run([*git, "status", "--porcelain", ":/src"], capture_output=True, text=True, check=True).stdout
     return head.strip() + ("+changes" if dirty else "")
 
 
