@@ -30,7 +30,7 @@ def freeze_start_up() -> None:
 
 
 class Release:
-    """Gives unused memory of the process back to the system. However many request it, it is done at most once in a while."""
+    """Gives unused memory of the process back to the system, at most once in a while, however many request it."""
 
     def __init__(self, every: float) -> None:
         self._every = every
