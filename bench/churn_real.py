@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.churn import DOCUMENT, grown, growth
+from bench.churn import DOCUMENT, grown, rows
 from bench.report import HERE, commit, update_document
 from tests.bed.agent import BedAgent, bed_agent
 from tests.bed.chaos.node import SETTINGS, manifest
@@ -107,17 +107,11 @@ class RealChurn:
 
 
 def table(result: Mapping[str, Any]) -> str:
-    samples = result["samples"]
-    lines = ["| count | in the middle | at the end | least squares over the second half |", "|---|---|---|---|"]
     titles = {"rss_kib": "resident memory of the agent, KiB", "series": "metric series", "groups": "cgroups"}
     titles["sandboxes"] = "containers and sandboxes of the runtime"
-    for name in samples[0].keys() - {"hour", "made"}:
-        middle, last = samples[len(samples) // 2][name], samples[-1][name]
-        lines.append(f"| {titles.get(name, name)} | {middle:.0f} | {last:.0f} | {growth(samples, name):+.1f} |")
-    lines[2:] = sorted(lines[2:])
     head = f"{result['made']} pods in {result['minutes']:g} minutes (commit {result['commit']})"
     left = "; ".join(result["left_over"]) or "nothing"
-    return "\n".join([f"{head}; left over in the end: {left}.", "", *lines])
+    return "\n".join([f"{head}; left over in the end: {left}.", "", *rows(result["samples"], titles)])
 
 
 def main() -> int:

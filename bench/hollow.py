@@ -32,7 +32,9 @@ from pykubelet.kit.tasks import gather_all
 from pykubelet.model.errors import ApiError
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "hollow.md"
-MARKS = {section: (f"<!-- {section}: begin -->", f"<!-- {section}: end -->") for section in ("rest", "schedule")}
+MARKS = {
+    section: (f"<!-- {section}: begin -->", f"<!-- {section}: end -->") for section in ("rest", "schedule", "node")
+}
 SIZES = (10, 100, 300, 1000)
 SETTLE, MEASURED = 30.0, 60.0
 NODES, PODS = 1000, 10_000
@@ -305,7 +307,30 @@ def schedule_table(found: dict[str, Any]) -> str:
     return "\n".join([*lines, "", where(found)])
 
 
-TABLES = {"rest": rest_table, "schedule": schedule_table}
+def node_table(found: dict[str, Any]) -> str:
+    start, steady, again, churn = (found[part] for part in ("start", "steady", "restart", "churn"))
+    before, after = churn["before"], churn["after"]
+    kept = f"{again['containers_kept']} containers kept"
+    lines = [
+        f"| {found['pods']} pods on one node | |",
+        "|---|---:|",
+        f"| first, median, last pod ready | {start['first_ready_after']:.1f}, {start['median_ready_after']:.1f}, "
+        f"{start['last_ready_after']:.1f} s |",
+        f"| processor time of their start | {start['cpu_seconds']:.1f} s |",
+        f"| at rest, two probes a pod every 10 s | {share(steady['cores'])} of a core, {steady['rss_mib']:.0f} MiB "
+        f"({found['idle_rss_mib']:.0f} MiB without pods) |",
+        f"| a new agent has synced all, and all are ready | {again['all_synced_after']:.2f} s, "
+        f"{again['all_ready_after']:.2f} s; {kept} |",
+        f"| churn of {churn['pods']:,} pods beside them | {churn['pods_a_second']:.0f} a second, "
+        f"{churn['cpu_ms_a_pod']:.1f} ms of processor time each |",
+        f"| memory, tasks, descriptors before and after it | {before['rss_mib']:.0f} and {after['rss_mib']:.0f} MiB, "
+        f"{before['tasks']} and {after['tasks']}, {before['descriptors']} and {after['descriptors']}; "
+        f"{churn['folders_left']} folders left |",
+    ]
+    return "\n".join([*lines, "", where(found)])
+
+
+TABLES = {"rest": rest_table, "schedule": schedule_table, "node": node_table}
 
 
 def memory(each: dict[str, Any]) -> float:

@@ -15,7 +15,6 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -54,8 +53,12 @@ class Entry(Struct, frozen=True, kw_only=True):
     """User and password as a docker config or a plugin gives them."""
 
     username: str = ""
-    password: str = dataclass_field(default="", repr=False)
+    password: str = ""
     email: str = ""
+
+    def __repr__(self) -> str:
+        """Without the password, which must not get into logs and assertion messages."""
+        return f"Entry(username={self.username!r}, email={self.email!r})"
 
 
 class Login(Struct, frozen=True, kw_only=True):
