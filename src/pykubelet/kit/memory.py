@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 from pathlib import Path
 
 M_ARENA_MAX = -8
@@ -26,6 +27,28 @@ def freeze_start_up() -> None:
     """What start-up made stays for good: spare the collector from walking it again and again."""
     gc.freeze()
     gc.enable()
+
+
+class Release:
+    """Gives unused memory of the process back to the system, at most once in a while, however many request it."""
+
+    def __init__(self, every: float) -> None:
+        self._every = every
+        self._last = -math.inf
+
+    def __call__(self, now: float) -> bool:
+        """Whether it was done; `now` is any time in seconds that never goes back."""
+        if now - self._last < self._every:
+            return False
+        self._last = now
+        give_back()
+        unload_code()
+        return True
+
+
+RELEASE_EVERY = 5.0
+release_unused = Release(RELEASE_EVERY)
+"""The one of this process: what it does costs milliseconds, and a process may have a thousand agents (hollow nodes)."""
 
 
 def give_back() -> None:
