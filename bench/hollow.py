@@ -33,9 +33,8 @@ from pykubelet.kit.tasks import gather_all
 from pykubelet.model.errors import ApiError
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "hollow.md"
-MARKS = {
-    section: (f"<!-- {section}: begin -->", f"<!-- {section}: end -->") for section in ("rest", "schedule", "node")
-}
+SECTIONS = ("rest", "schedule", "node", "kubemark")
+MARKS = {section: (f"<!-- {section}: begin -->", f"<!-- {section}: end -->") for section in SECTIONS}
 SIZES = (10, 100, 300, 1000)
 SETTLE, MEASURED = 20.0, 60.0
 NODES, PODS = 1000, 10_000
@@ -335,7 +334,30 @@ def node_table(found: dict[str, Any]) -> str:
     return "\n".join([*lines, "", where(found)])
 
 
-TABLES = {"rest": rest_table, "schedule": schedule_table, "node": node_table}
+def kubemark_table(found: dict[str, Any]) -> str:
+    rest, pods = ({name: found[name][part] for name in ("pykubelet", "kubemark")} for part in ("rest", "pods"))
+    started = "first, median, last of {pods} pods running (seen by the API)".format(**pods["pykubelet"])
+
+    def row(what: str, text: str, figures: dict[str, Any]) -> str:
+        return f"| {what} | {text.format(**figures['pykubelet'])} | {text.format(**figures['kubemark'])} |"
+
+    for each in rest.values():
+        each["percent"] = 100 * each["cores_a_node"]
+    for each in pods.values():
+        each["percent"] = 100 * each["cores"]
+    lines = [
+        f"| | pykubelet hollow | kubemark {found['version']} |",
+        "|---|---:|---:|",
+        row(f"memory of a node at rest ({rest['kubemark']['nodes']} nodes)", "{rss_mib_a_node:.1f} MiB", rest),
+        row("processor time of a node at rest", "{percent:.2f} % of a core", rest),
+        row(started, "{first_running_after:.1f}, {median_running_after:.1f}, {last_running_after:.1f} s", pods),
+        row("processor time of their start", "{cpu_seconds:.1f} s", pods),
+        row("with them at rest", "{percent:.2f} % of a core, {rss_mib:.0f} MiB", pods),
+    ]
+    return "\n".join([*lines, "", where(found)])
+
+
+TABLES = {"rest": rest_table, "schedule": schedule_table, "node": node_table, "kubemark": kubemark_table}
 
 
 def memory(each: dict[str, Any]) -> float:
@@ -348,7 +370,7 @@ def share(cores: float) -> str:
 
 def where(found: dict[str, Any]) -> str:
     on = found["machine"]
-    return f"Measured {on['date']} at commit {found['commit']}, {on['cpus']} × {on['cpu']}, load before {on['load']}."
+    return f"Measured {on['date']} at commit {found['commit']}, {on['cpus']} × {on['cpu']}, load average {on['load']}."
 
 
 def main(words: list[str]) -> None:
