@@ -236,7 +236,7 @@ def kubelet_config(stage: Stage, home: Path) -> dict[str, Any]:
         "volumePluginDir": str(home / "volume-plugins"),
         "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "0%"},
         "imageGCHighThresholdPercent": 100,
-        "maxPods": 200,
+        "maxPods": 600,
         # A Go kubelet may not raise its limit without CAP_SYS_RESOURCE, and does not start then.
         "maxOpenFiles": _open_files_limit(),
     }

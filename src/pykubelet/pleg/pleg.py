@@ -53,6 +53,9 @@ STOPPING = "the agent is stopping"
 # time as containerd's CRI part does. The pauses before each further inspection of a container that is said to run.
 EXIT_PAUSES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28)
 UNKNOWN_EXIT_PAUSE = 0.05
+UNKNOWN_START_PAUSE = 3.0
+"""Seconds before the start of something unknown costs a relist. On a busy machine our own starts take that long to be
+inspected, and a relist in the middle would have every pod inspected that is being started."""
 
 
 class PlegSettings(Struct, frozen=True, kw_only=True):
@@ -233,7 +236,7 @@ class Pleg:
             if event.kind is EventKind.DELETED:
                 self._unknown.pop(event.container_id, None)
             else:
-                pause = UNKNOWN_EXIT_PAUSE if ended else self._settings.settle
+                pause = UNKNOWN_EXIT_PAUSE if ended else UNKNOWN_START_PAUSE
                 self._unknown[event.container_id] = (now + pause, event.kind)
                 self._wake_at(now + pause)
             return

@@ -31,7 +31,8 @@ logger = logging.getLogger(__name__)
 
 # Rarely used by routers, clouds or other container tools, which like the low 10.x networks.
 POOL = IPv4Network("10.203.0.0/16")
-PREFIX = 24
+PREFIX = 22
+"""A thousand pods each."""
 
 
 class FirewallFacts(Struct, frozen=True, kw_only=True):
@@ -115,7 +116,7 @@ class PodNetwork:
         conf = conflist(self._layout, self._subnet, firewall)
         self._layout.cni_conf.write_text(json.dumps(conf, indent=2) + "\n")
         try:
-            bridge.create(self.name, IPv4Interface(f"{self.gateway_ip}/{PREFIX}"))
+            bridge.create(self.name, IPv4Interface(f"{self.gateway_ip}/{self._subnet.prefixlen}"))
             Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
         except OSError as error:
             raise StandaloneError(f"the pod network's bridge {self.name} cannot be made: {error}") from error
