@@ -46,6 +46,7 @@ bench: ## measure against the bare runtime and the Go kubelet; see docs/performa
 	@$(PYTHON) -m bench
 	@$(PYTHON) -m bench.probes
 	@$(PYTHON) -m bench.api_path
+	@$(PYTHON) -m bench.scraping
 	@$(PYTHON) -m bench.volumes
 	@$(PYTHON) -m bench.streams
 	@$(PYTHON) -m bench.standalone

@@ -287,9 +287,22 @@ def grown(samples: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return found
 
 
+def rows(samples: Sequence[Mapping[str, float]], titles: Mapping[str, str]) -> list[str]:
+    """A table: the mean of each count in each quarter of the time, and how much it grew in the second half."""
+    lines = []
+    for name in samples[0].keys() - {"hour", "made"}:
+        means = [statistics.fmean(each[name] for each in part) for part in quarters(samples)]
+        shown = " | ".join(f"{mean:,.0f}" for mean in means)
+        lines.append(f"| {titles.get(name, name)} | {shown} | {growth(samples, name):+,.0f} |")
+    head = "| count, mean of | 1st quarter | 2nd | 3rd | 4th | growth in the second half, least squares |"
+    return [head, "|---|---|---|---|---|---|", *sorted(lines)]
+
+
+def quarters(samples: Sequence[Mapping[str, float]]) -> list[Sequence[Mapping[str, float]]]:
+    return [samples[len(samples) * each // 4 : len(samples) * (each + 1) // 4] for each in range(4)]
+
+
 def table(result: Mapping[str, Any]) -> str:
-    samples = result["samples"]
-    lines = ["| count | at noon | at the end | least squares over the second half |", "|---|---|---|---|"]
     titles = {
         "blocks": "blocks of Python's allocator, with those of the fakes",
         "rss_kib": "memory of the process with the fakes, KiB",
@@ -298,13 +311,10 @@ def table(result: Mapping[str, Any]) -> str:
         "series": "metric series",
         "events": "events kept",
     }
-    for name in samples[0].keys() - {"hour", "made"}:
-        middle, last = samples[len(samples) // 2][name], samples[-1][name]
-        lines.append(f"| {titles.get(name, name)} | {middle:.0f} | {last:.0f} | {growth(samples, name):+.1f} |")
-    lines[2:] = sorted(lines[2:])
     done = ", ".join(f"{count} {what}" for what, count in result["done"].items())
     run = f"seed {result['seed']}, commit {result['commit']}, {result['seconds'] / 60:.0f} minutes"
-    return "\n".join([f"{result['made']} pods in {result['hours']:g} hours ({run}): {done}.", "", *lines])
+    head = f"{result['made']} pods in {result['hours']:g} hours ({run}): {done}."
+    return "\n".join([head, "", *rows(result["samples"], titles)])
 
 
 def main() -> int:

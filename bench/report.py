@@ -165,11 +165,11 @@ def machine(containerd: str) -> dict[str, Any]:
     }
 
 
-def commit() -> str:
-    """The checkout that is measured, and whether it has changes."""
-    git = ["git", "-C", str(HERE)]
+def commit(checkout: Path | None = None) -> str:
+    """The checkout that is measured, this one unless it is given, and whether it has changes."""
+    git = ["git", "-C", str(checkout or HERE)]
     head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
-    dirty = subprocess.run([*git, "status", "--porcelain", "src"], capture_output=True, text=True, check=True).stdout
+    dirty = subprocess.run([*git, "status", "--porcelain", ":/src"], capture_output=True, text=True, check=True).stdout
     return head.strip() + ("+changes" if dirty else "")
 
 
@@ -192,7 +192,7 @@ def markdown(rows: list[Row], where: Mapping[str, Any]) -> str:
     lines = [
         f"{where['date']}: {where['cpus']} × {where['cpu']}, {where['memory']}, Linux {where['kernel']}, "
         f"containerd {where['containerd']}, Python {where['python']}, load before the run {where['load']}, "
-        f"pods with {where['volumes']}, {where['rounds']} rounds; bare CRI with {where['floor']} pods at a time. "
+        f"pods with {where['volumes']}, {where['rounds']} rounds; bare CRI with {_widths(where.get('floor'))}. "
         f"Commit {where['commit']}.",
         "",
         "| figure | bare CRI | Go kubelet 1.36.4 | pykubelet | least – most | budget | |",
@@ -202,6 +202,12 @@ def markdown(rows: list[Row], where: Mapping[str, Any]) -> str:
         cells = [row.budget.title, *[row.shown.get(name, "–") for name in SUBJECTS], row.spread, row.rules, row.word]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _widths(floor: Mapping[str, str] | None) -> str:
+    if floor is None:
+        return "no width: not measured"
+    return f"{floor['burst']} pods at a time, its deletions {floor['delete']} at a time"
 
 
 def update_document(text: str, path: Path = DOCUMENT, marks: tuple[str, str] = (BEGIN, END)) -> None:

@@ -56,11 +56,11 @@ class Figures:
         self.values[name] = statistics.median(self.samples[name])
 
     def keep_best(self, name: str, variants: Sequence[str]) -> str:
-        """Of figures measured in several variants, `figure@variant`, take those of the one with the least `name`."""
+        """Of `name…@variant`, measured in several variants, take those of the variant with the least `name`."""
         best = min(variants, key=lambda variant: self.values.get(f"{name}@{variant}", float("inf")))
         for key, value in list(self.values.items()):
             figure, _, variant = key.partition("@")
-            if variant == best:
+            if variant == best and figure.startswith(name):
                 self.values[figure] = value
         return best
 

@@ -24,6 +24,7 @@ from pykubelet.standalone import images, programs
 from pykubelet.standalone.cleanup import unmount_below
 from pykubelet.standalone.containerd import PrivateContainerd
 from pykubelet.standalone.errors import StandaloneError
+from pykubelet.standalone.launch import ContainerdLaunch
 from pykubelet.standalone.layout import Layout
 
 PREFIX = "pklbench-"
@@ -72,7 +73,7 @@ async def open_stage() -> AsyncIterator[Stage]:
     """A stage for as long as the block lasts."""
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     cgroups = CgroupTree(f"/{folder.name}")
-    containerd = PrivateContainerd(Layout(folder / "c"), programs.find_runtime(), clock=SystemClock())
+    containerd = PrivateContainerd(ContainerdLaunch(Layout(folder / "c"), programs.find_runtime()), clock=SystemClock())
     try:
         cgroups.make()
         await containerd.start()

@@ -135,7 +135,10 @@ class Floor:
 class Agent:
     """A kubelet as a process of its own, fed by a folder of manifests."""
 
-    def __init__(self, name: str, command: Sequence[str | Path], stage: Stage, shape: Shape) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str | Path], stage: Stage, shape: Shape, **settings: object
+    ) -> None:
+        """`settings`: what else its configuration says, or says otherwise."""
         self.name = name
         self._shape = shape
         self._home = stage.folder / name
@@ -147,8 +150,10 @@ class Agent:
         self.logs = Logs(self._home / "logs", suffix=f"-{NODE}", alive=self._alive)
         self._command = [str(word) for word in command]
         self._process: subprocess.Popen[bytes] | None = None
-        config = self._home / "config.json"
-        config.write_text(json.dumps(kubelet_config(stage, self._home), indent=2))
+        config, content = self._home / "config.json", kubelet_config(stage, self._home) | settings
+        config.write_text(json.dumps(content, indent=2))
+        self.port: int = content["port"]
+        """Of its server."""
         self._flags = [f"--config={config}", f"--root-dir={self._home / 'root'}", f"--hostname-override={NODE}"]
 
     @property
@@ -196,16 +201,16 @@ class Agent:
         return "\n".join(line[:300] for line in lines[-count:])
 
 
-def go_kubelet(stage: Stage, shape: Shape) -> Agent:
+def go_kubelet(stage: Stage, shape: Shape, **settings: object) -> Agent:
     """The Go kubelet that belongs to the control plane of the tests."""
     found = subprocess.run(
         [REPO / "tools" / "build-go.sh", "controlplane"], stdout=subprocess.PIPE, text=True, check=True
     )
-    return Agent("go", [Path(found.stdout.splitlines()[-1]) / "kubelet"], stage, shape)
+    return Agent("go", [Path(found.stdout.splitlines()[-1]) / "kubelet"], stage, shape, **settings)
 
 
-def pykubelet(stage: Stage, shape: Shape) -> Agent:
-    return Agent("pykubelet", [Path(sys.executable).with_name("pykubelet")], stage, shape)
+def pykubelet(stage: Stage, shape: Shape, **settings: object) -> Agent:
+    return Agent("pykubelet", [Path(sys.executable).with_name("pykubelet")], stage, shape, **settings)
 
 
 def kubelet_config(stage: Stage, home: Path) -> dict[str, Any]:
@@ -231,7 +236,7 @@ def kubelet_config(stage: Stage, home: Path) -> dict[str, Any]:
         "volumePluginDir": str(home / "volume-plugins"),
         "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "0%"},
         "imageGCHighThresholdPercent": 100,
-        "maxPods": 200,
+        "maxPods": 600,
         # A Go kubelet may not raise its limit without CAP_SYS_RESOURCE, and does not start then.
         "maxOpenFiles": _open_files_limit(),
     }

@@ -43,7 +43,7 @@ WITHOUT = {
     "rest_client_transport_": "there is one transport for each login, and no cache of them",
     "running_managed_controllers": "a kubelet runs no controllers; a Go kubelet never shows it either",
     "version_info": "a Go kubelet does not register it",
-    "volume_manager_selinux_": "events and `explain` say which labels of a volume differ",
+    "volume_manager_selinux_container_": "a label is put together of what the pod says, which cannot fail",
     "volume_operation_total_seconds": "only volume controllers measure it, as upstream",
     "workqueue_": "there are no work queues",
 }

@@ -53,10 +53,6 @@ def connect(ctx: Context, below: Subsystems, sync: Sync, reporting: Reporting, p
         if sender is not None:
             sender.observed(observed.change)
 
-    def container_died(died: ContainerDied) -> None:
-        if not died.sandbox:
-            runtime.gc.prune_soon(died.uid, died.name)
-
     def step_recorded(uid: str, entry: LifeEntry) -> None:
         # A sync waits for volumes for minutes; any other failure ends it, and the next one sets a status.
         if entry.step is Step.VOLUMES and entry.outcome is Outcome.FAILED:
@@ -64,7 +60,7 @@ def connect(ctx: Context, below: Subsystems, sync: Sync, reporting: Reporting, p
 
     ctx.recorder.listen(step_recorded)
     on(ContainerDied, loop.container_died)
-    on(ContainerDied, container_died)
+    on(ContainerDied, runtime.gc.container_died)
     on(ContainerDied, sync.metrics.container_died)
     on(ContainerStarted, loop.container_started)
     on(ContainerStarted, lambda _: runtime.gc.runtime_used())

@@ -12,7 +12,7 @@ import ssl
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -63,8 +63,16 @@ class Cluster:
     """The running control plane. Every method blocks."""
 
     def __init__(
-        self, folder: Path, programs: Path, etcd: Path, *, api_server: Path, node_silence: float = NODE_SILENCE
+        self,
+        folder: Path,
+        programs: Path,
+        etcd: Path,
+        *,
+        api_server: Path,
+        node_silence: float = NODE_SILENCE,
+        flags: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
+        """`flags` are more of them by the name of the program."""
         self.folder = folder
         self.node_silence = node_silence
         self.programs = programs
@@ -80,12 +88,17 @@ class Cluster:
         self._tls = ssl.create_default_context(cafile=str(self.ca_file))
         etcd_port, manager_port, scheduler_port = free_port(), free_port(), free_port()
         self.etcd = Service("etcd", self._etcd_command(etcd, etcd_port), folder)
-        self.apiserver = Service("kube-apiserver", self._apiserver_command(etcd_port), folder)
-        self.controller_manager = Service("kube-controller-manager", self._manager_command(manager_port), folder)
-        self.scheduler = Service("kube-scheduler", self._scheduler_command(scheduler_port), folder)
+        self.manager_url, self.scheduler_url = (f"https://127.0.0.1:{port}" for port in (manager_port, scheduler_port))
+
+        def service(name: str, command: list[str | Path]) -> Service:
+            return Service(name, [*command, *(flags or {}).get(name, ())], folder)
+
+        self.apiserver = service("kube-apiserver", self._apiserver_command(etcd_port))
+        self.controller_manager = service("kube-controller-manager", self._manager_command(manager_port))
+        self.scheduler = service("kube-scheduler", self._scheduler_command(scheduler_port))
         self._health = {
-            self.controller_manager.name: f"https://127.0.0.1:{manager_port}/healthz",
-            self.scheduler.name: f"https://127.0.0.1:{scheduler_port}/healthz",
+            self.controller_manager.name: f"{self.manager_url}/healthz",
+            self.scheduler.name: f"{self.scheduler_url}/healthz",
         }
 
     @property
@@ -311,7 +324,12 @@ def _bootstrap_secret() -> dict[str, Any]:
 
 
 @contextmanager
-def running_cluster(*, node_silence: float = NODE_SILENCE, new_etcd: bool = False) -> Iterator[Cluster]:
+def running_cluster(
+    *,
+    node_silence: float = NODE_SILENCE,
+    new_etcd: bool = False,
+    flags: Mapping[str, Sequence[str]] | None = None,
+) -> Iterator[Cluster]:
     """A control plane for as long as the block lasts; nodes silent for `node_silence` seconds are not ready.
 
     Debian's etcd is too old for watches that begin with the full set; `new_etcd` takes the one that kubeadm's bed has.
@@ -321,7 +339,8 @@ def running_cluster(*, node_silence: float = NODE_SILENCE, new_etcd: bool = Fals
     minor = os.environ.get(OTHER_API_SERVER)
     api_server = go_programs(f"apiserver-{minor}") if minor else programs
     with scratch_folder(PREFIX) as folder:
-        cluster = Cluster(folder, programs, etcd, api_server=api_server / "kube-apiserver", node_silence=node_silence)
+        program = api_server / "kube-apiserver"
+        cluster = Cluster(folder, programs, etcd, api_server=program, node_silence=node_silence, flags=flags)
         try:
             cluster.start()
             yield cluster

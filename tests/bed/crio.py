@@ -29,7 +29,7 @@ from pykubelet.kit.tasks import gather_all
 from pykubelet.model.errors import CriError
 from pykubelet.standalone import images, programs
 from pykubelet.standalone.cleanup import CGROUPS, children, hierarchies, unmount_below
-from pykubelet.standalone.containerd import CAP_SYS_RESOURCE, has_capability
+from pykubelet.standalone.launch import CAP_SYS_RESOURCE, has_capability
 from pykubelet.standalone.layout import Layout
 from pykubelet.standalone.network import PodNetwork
 from pykubelet.standalone.packer import Archive

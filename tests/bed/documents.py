@@ -41,7 +41,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     r"make node-suite( \w+=(\S+|'[^']*'))*": "what it runs is checked by asking make; it takes hours",
     r"make hosts( \w+=(\S+|'[^']*'))*": "what it runs is checked by asking make; it takes hours",
     r"python -m hosts\.\w+": "guests take an hour, the report has a unit test; that they are there is checked",
-    r"(\.venv/bin/)?python -m bench(\.\w+)?( --\w+( \w+)?)*": "takes minutes; that the module is there is checked",
+    r"(\.venv/bin/)?python -m bench(\.\w+)?( \w+)?( --\w+( \w+)?)*": "takes minutes; that it is there is checked",
     r"(\.venv/bin/)?python -m conformance.*": "it takes an hour; that the module is there is checked",
     r"(\.venv/bin/)?python -m tests\.lives( --\w+ \w+)*": "takes half an hour; that the module is there is checked",
     r"python -m pykubelet\.explain\.document": "a unit test compares the page with what it makes",

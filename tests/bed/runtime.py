@@ -22,6 +22,7 @@ from pykubelet.model.errors import PykubeletError
 from pykubelet.standalone import images, programs
 from pykubelet.standalone.cleanup import unmount_below
 from pykubelet.standalone.containerd import PrivateContainerd
+from pykubelet.standalone.launch import ContainerdLaunch
 from pykubelet.standalone.layout import Layout
 from pykubelet.standalone.packer import Archive
 from tests.bed import leaks
@@ -119,7 +120,7 @@ def running_containerd(
     try:
         found = programs.find_runtime(folder=folder)
         found = found if runc is None else replace(found, runc=runc)
-        private = PrivateContainerd(Layout(state_dir), found, clock=SystemClock())
+        private = PrivateContainerd(ContainerdLaunch(Layout(state_dir), found), clock=SystemClock())
         blocking(private.start())
     except PykubeletError as error:
         shutil.rmtree(state_dir, ignore_errors=True)
@@ -138,6 +139,6 @@ def sweep() -> None:
     """Remove what killed runs left: folders of ours whose lock nobody holds."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         if abandoned(folder / "lock"):
-            private = PrivateContainerd(Layout(folder), programs.find_runtime(), clock=SystemClock())
+            private = PrivateContainerd(ContainerdLaunch(Layout(folder), programs.find_runtime()), clock=SystemClock())
             blocking(private.stop(containers=True))
             shutil.rmtree(folder, ignore_errors=True)

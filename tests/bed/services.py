@@ -26,6 +26,11 @@ class Service:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, f"{self.name} is not started"
+        return self._process.pid
+
     def start(self) -> None:
         # The kernel ends the program when pytest is gone: nothing of ours may outlive a killed run.
         guard = [shutil.which("setpriv") or "setpriv", "--pdeathsig", "KILL"]

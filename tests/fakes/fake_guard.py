@@ -147,7 +147,7 @@ class FakeMachine:
         amount = self.used() if path == "/" else self._of(path)
         return CgroupUsage(time_ns=now_ns, cpu_ns=0, memory=MemoryUsage(usage=amount, working_set=amount))
 
-    def detail(self, path: str, bounds: CgroupBounds, *, leaf: bool) -> CgroupDetail:
+    def detail(self, path: str, bounds: CgroupBounds, *, leaf: bool, counters: bool) -> CgroupDetail:
         return CgroupDetail(processes=1)
 
     def bounds(self, path: str) -> CgroupBounds:

@@ -20,6 +20,7 @@ from pykubelet.kit.tasks import running
 from pykubelet.standalone import images, programs
 from pykubelet.standalone.containerd import PrivateContainerd, answers_cri
 from pykubelet.standalone.errors import StandaloneError
+from pykubelet.standalone.launch import ContainerdLaunch
 from pykubelet.standalone.layout import Layout
 from pykubelet.wire import cri_pb2 as cri
 from tests.bed import leaks
@@ -143,8 +144,8 @@ def test_a_second_agent_adopts_the_running_containerd(containerd: BedContainerd,
     """An own state folder, because the fixture's is locked for the whole run."""
     layout = Layout(Path(f"{containerd.state_dir}-2"))
     runtime = programs.find_runtime()
-    first = PrivateContainerd(layout, runtime, clock=SystemClock())
-    second = PrivateContainerd(layout, runtime, clock=SystemClock())
+    first = PrivateContainerd(ContainerdLaunch(layout, runtime), clock=SystemClock())
+    second = PrivateContainerd(ContainerdLaunch(layout, runtime), clock=SystemClock())
     try:
         blocking(first.start())
         assert not first.adopted
@@ -164,7 +165,7 @@ def test_a_second_agent_adopts_the_running_containerd(containerd: BedContainerd,
 
 async def test_a_dead_containerd_is_started_again(containerd: BedContainerd) -> None:
     layout = Layout(Path(f"{containerd.state_dir}-5"))
-    private = PrivateContainerd(layout, programs.find_runtime(), clock=SystemClock())
+    private = PrivateContainerd(ContainerdLaunch(layout, programs.find_runtime()), clock=SystemClock())
     try:
         async with private, running(private):
             first = private.pid
@@ -182,7 +183,7 @@ async def test_a_dead_containerd_is_started_again(containerd: BedContainerd) -> 
 
 def test_containerd_that_cannot_start_says_why(containerd: BedContainerd) -> None:
     layout = Layout(Path(f"{containerd.state_dir}-3"))
-    private = PrivateContainerd(layout, programs.find_runtime(), clock=SystemClock())
+    private = PrivateContainerd(ContainerdLaunch(layout, programs.find_runtime()), clock=SystemClock())
     layout.state_dir.mkdir()
     try:
         layout.root.mkdir()
@@ -230,7 +231,7 @@ def test_containerd_2_runs_the_same_images(containerd2: BedContainerd, tmp_path:
 def test_stopping_takes_every_container_along(containerd: BedContainerd, tmp_path: Path) -> None:
     """Also those that have no process namespace of their own, and with containerd already dead."""
     layout = Layout(Path(f"{containerd.state_dir}-4"))
-    private = PrivateContainerd(layout, programs.find_runtime(), clock=SystemClock())
+    private = PrivateContainerd(ContainerdLaunch(layout, programs.find_runtime()), clock=SystemClock())
     try:
         blocking(private.start())
         blocking(images.import_images(private.ctr, images.build([images.PAUSE, BUSYBOX]), clock=SystemClock()))

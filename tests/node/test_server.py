@@ -9,7 +9,7 @@ import random
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 
 from pykubelet.api.types import ContainerState as ToldState
 from pykubelet.api.types import ContainerStateRunning, PodStatus

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pykubelet.api.types import (
     ContainerPort,
     ExecAction,
@@ -19,6 +21,7 @@ from pykubelet.api.types import (
     TCPSocketAction,
 )
 from pykubelet.hollow.fleet import Fleet, FleetPlan, UnscrapedRegistry, fleet_settings
+from pykubelet.hollow.history import Histories, load_histories
 from pykubelet.hollow.node import HollowNode, Shared
 from pykubelet.hollow.server import NodeClients
 from pykubelet.hollow.workload import Failure, FailuresPlan, MachinePlan, Program, RuntimePlan, Workload
@@ -37,7 +40,7 @@ KUBECONFIG = """
 
 
 class HollowBed:
-    def __init__(self, folder: Path, nodes: int, workload: Workload) -> None:
+    def __init__(self, folder: Path, nodes: int, workload: Workload, history: Histories | None) -> None:
         self.clock = LoopClock()
         self.kube = FakeKube(self.clock)
         (folder / "kubeconfig").write_text(KUBECONFIG)
@@ -45,6 +48,7 @@ class HollowBed:
         shared = Shared(
             settings=fleet_settings(plan),
             workload=workload,
+            history=history,
             clock=self.clock,
             metrics=UnscrapedRegistry(),
             clients=lambda name: NodeClients(self.kube, self.kube, self.kube),
@@ -95,8 +99,10 @@ class HollowBed:
 
 
 @asynccontextmanager
-async def hollow(folder: Path, *, nodes: int = 1, workload: Workload | None = None) -> AsyncIterator[HollowBed]:
-    bed = HollowBed(folder, nodes, workload or Workload())
+async def hollow(
+    folder: Path, *, nodes: int = 1, workload: Workload | None = None, history: Histories | None = None
+) -> AsyncIterator[HollowBed]:
+    bed = HollowBed(folder, nodes, workload or Workload(), history)
     async with TaskSet("hollow nodes") as tasks:
         await bed.fleet.start(tasks)
         yield bed
@@ -189,3 +195,28 @@ async def test_a_runtime_that_is_away_makes_the_node_not_ready(tmp_path: Path) -
     async with hollow(tmp_path, workload=Workload(failures=failures)) as bed:
         await bed.until(lambda: bed.ready() == [], within=3000)
         await bed.until(lambda: bed.ready() == ["hollow-0"], within=300)
+
+
+async def test_what_one_node_recorded_another_replays(tmp_path: Path) -> None:
+    workload = Workload(
+        runtime=RuntimePlan(sandbox=3.0, create=1.0, start=0.5),
+        programs=(Program(pods="web", crashes=1.0, crash_after=4.0),),
+    )
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    async with hollow(tmp_path / "first", workload=workload) as bed:
+        bed.bind("web")
+        await bed.until(lambda: bed.restarts("web") == 2)
+        agent = bed.nodes[0].agent
+        assert agent is not None
+        explained = [agent.explainer("default", "web")]
+        document = tmp_path / "lives.json"
+        document.write_bytes(msgspec.json.encode(explained))
+    async with hollow(tmp_path / "second", history=load_histories([document])) as bed:
+        bed.bind("web")
+        bed.bind("another")
+        assert 4.4 < await bed.until(lambda: bed.phase("web") == "Running") < 5.5
+        await bed.until(lambda: bed.restarts("web") == 2 and bed.restarts("another") == 2)
+        ended = [c for c in bed.nodes[0].cri.containers.values() if c.state is ContainerState.EXITED]
+        assert {each.exit_code for each in ended} == {1}
+        assert all(3.9 < (each.finished_at - each.started_at) / 1e9 < 4.6 for each in ended)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from pykubelet.sync.housekeeping import Housekeeping
 from tests.builders import a_container, a_pod
 from tests.harness import NodeHarness, a_node
 
@@ -72,3 +75,22 @@ async def test_the_place_in_the_line_is_explained(tmp_path: Path) -> None:
         explained = node.node.explainer("default", f"burst-{WIDTH + 6}")
         assert explained is not None
         assert "waits for its turn, 7th" in str(explained)
+
+
+async def test_pods_that_come_one_after_the_other_do_not_each_cost_a_pass_of_housekeeping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[float] = []
+    tidy = Housekeeping.tidy
+
+    async def counted(self: Housekeeping) -> None:
+        passes.append(node.clock.monotonic())
+        await tidy(self)
+
+    monkeypatch.setattr(Housekeeping, "tidy", counted)
+    async with a_node(tmp_path) as node:
+        passes.clear()
+        for number in range(30):
+            node.run(a_pod(f"pod-{number}"))
+            await node.clock.sleep(0.02)
+        assert 3 <= len(passes) <= 7, "one in a tenth of a second"

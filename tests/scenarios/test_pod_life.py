@@ -11,6 +11,7 @@ from pykubelet.api.types import ExecAction, Lifecycle, LifecycleHandler, SleepAc
 from pykubelet.hollow.cri_values import Behaviour, Exec
 from pykubelet.model.errors import CriError
 from pykubelet.model.runtime_status import ExecResult
+from pykubelet.runtime.gc import PERIOD
 from tests.builders import a_container, a_pod, a_sidecar
 from tests.harness import NodeHarness, a_node
 
@@ -251,6 +252,22 @@ async def test_a_lost_sandbox_is_replaced_with_the_next_attempt(tmp_path: Path) 
         newest = max(node.cri.sandboxes.values(), key=lambda each: each.config.metadata.attempt)
         assert newest.config.metadata.attempt == 1
         assert node.events("SandboxChanged")
+
+
+async def test_a_lost_sandbox_without_containers_goes_before_the_next_pass_of_garbage_collection(
+    tmp_path: Path,
+) -> None:
+    async with a_node(tmp_path) as node:
+        await node.clock.sleep(5)  # the first pass is over
+        refused = node.cri.fail_next("create_container", CriError("not now"), times=None)
+        node.run(a_pod("web"))
+        await node.until(lambda: refused.hits > 0)
+        (lost,) = node.cri.sandboxes
+        node.cri.kill_sandbox("web-node1")
+        refused.remove()
+        await node.until(lambda: node.running() == ["web/app"])
+        await node.until(lambda: lost not in node.cri.sandboxes)
+        assert node.ready_sandboxes() == ["web"] and node.clock.monotonic() < PERIOD / 2
 
 
 async def test_the_active_deadline_ends_the_pod_on_time(tmp_path: Path) -> None:

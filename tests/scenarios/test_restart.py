@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 from pathlib import Path
 
 import pytest
 
+from pykubelet.clients.host.folders import DiskFolders
+from pykubelet.clients.host.port import NodePaths
 from pykubelet.hollow.cri_values import Behaviour
 from pykubelet.kit.tasks import finish
 from tests.builders import a_container, a_pod
@@ -202,3 +205,15 @@ async def test_checkpoints_that_a_power_cut_damaged_are_set_aside_and_said_once(
         assert all(path.with_name(f"{path.name}.damaged").stat().st_size == kept for path in states)
         assert not any(each.exc_info for each in caplog.records if each.levelno >= logging.WARNING)
         assert {c.id for c in node.cri.containers.values()} == ids
+
+
+def test_files_that_a_killed_agent_was_writing_are_gone_after_the_next_start(tmp_path: Path) -> None:
+    paths = NodePaths(root=tmp_path / "root", pod_logs=tmp_path / "logs", container_logs=tmp_path / "links")
+    DiskFolders(paths).make_roots()
+    pulled = paths.root / "image_manager" / "pulled"
+    left = [folder / f".x.{os.getpid()}.tmp" for folder in (paths.root, paths.device_plugins, pulled)]
+    for path in left:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    DiskFolders(paths).make_roots()
+    assert [path for path in left if path.exists()] == []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,13 @@ OPEN_FILES = 65536
     help="A login that may impersonate nodes, such as an administrator's.",
 )
 @click.option("--workload", "program", type=click.Path(path_type=Path), metavar="FILE", help="What nodes and pods do.")
+@click.option(
+    "--history",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE|FOLDER",
+    help="Recorded lives of pods to replay: what `pykubelet explain POD -o json` printed. Can be repeated.",
+)
 @click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="A KubeletConfiguration for all nodes.")
 @click.option("--prefix", default="hollow-", show_default=True, help="Of the nodes' names.")
 @click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="Number of the first node.")
@@ -47,6 +55,7 @@ def command(
     nodes: int,
     kubeconfig: Path,
     program: Path | None,
+    history: Sequence[Path],
     config: Path | None,
     prefix: str,
     first: int,
@@ -62,6 +71,7 @@ def command(
     stay: kubectl delete nodes -l pykubelet.local/hollow=true.
     """
     from pykubelet.hollow.fleet import FleetPlan
+    from pykubelet.hollow.history import load_histories
     from pykubelet.hollow.workload import Workload, load_workload
 
     workload = load_workload(program) if program is not None else Workload()
@@ -72,6 +82,7 @@ def command(
             folder=Path(scratch),
             config=config.resolve() if config is not None else None,
             workload=workload,
+            history=load_histories(history) if history else None,
             prefix=prefix,
             first=first,
             impersonate=impersonate,

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from msgspec import Struct
@@ -26,6 +27,9 @@ from pykubelet.cli.options import DEFAULT_STATE, root_of
 from pykubelet.standalone import daemon
 from pykubelet.standalone.daemon import Daemon
 from pykubelet.standalone.layout import Layout
+
+if TYPE_CHECKING:
+    from pykubelet.standalone.launch import ContainerdLaunch
 
 
 class UpState(Struct, frozen=True):
@@ -79,8 +83,6 @@ class UpState(Struct, frozen=True):
 
     def enter(self, paths: Sequence[Path], endpoint: str) -> None:
         """This process is the agent now. Raises CommandFailed when another one is."""
-        from pykubelet.kit.files import write_atomic
-
         self.folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         other = self.agent()
         if other is not None and other.pid != os.getpid():
@@ -91,7 +93,9 @@ class UpState(Struct, frozen=True):
         start = daemon.process_start(os.getpid())
         Daemon(pid=os.getpid(), start_time=start or 0, config_digest="").save(self.pid_file)
         record = {"paths": [str(path) for path in paths], "endpoint": endpoint}
-        write_atomic(self.record_file, json.dumps(record).encode(), durable=False)
+        draft = self.record_file.with_suffix(".new")
+        draft.write_text(json.dumps(record))
+        draft.replace(self.record_file)
 
     def leave(self) -> None:
         mine = self.agent()
@@ -146,16 +150,31 @@ def up(
         absolute = [state.manifests]
     if detach:
         return start_detached(state, absolute, endpoint)
-    from pykubelet.cli.up_run import UpOptions, run_up
+    state.enter(absolute, endpoint)
+    try:
+        launch = None if endpoint else launched(state)
+        from pykubelet.cli.up_run import UpOptions, run_up
 
-    options = UpOptions(
-        paths=absolute,
-        endpoint=endpoint,
-        logs=logs,
-        live=sys.stdout.isatty() and not plain and not verbose,
-        verbose=verbose,
-    )
-    return run_up(state, options)
+        options = UpOptions(
+            paths=absolute,
+            endpoint=endpoint,
+            logs=logs,
+            live=sys.stdout.isatty() and not plain and not verbose,
+            verbose=verbose,
+        )
+        return run_up(state, options, launch)
+    finally:
+        state.leave()
+
+
+def launched(state: UpState) -> ContainerdLaunch:
+    """The private containerd, which comes up while the agent is still being imported."""
+    from pykubelet.standalone.launch import ContainerdLaunch
+    from pykubelet.standalone.programs import find_runtime
+
+    launch = ContainerdLaunch(state.runtime, find_runtime())
+    launch.begin()
+    return launch
 
 
 def check_paths(paths: Sequence[Path]) -> list[Path]:

@@ -7,6 +7,7 @@ grace first and the runtime after them. Also ends what an agent left behind that
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -30,7 +31,7 @@ from pykubelet.kit import log
 from pykubelet.kit.clock import Clock, SystemClock
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.memory import freeze_start_up, limit_arenas
-from pykubelet.kit.tasks import Wakeup, both, gather_all, running
+from pykubelet.kit.tasks import Wakeup, gather_all, running
 from pykubelet.kubelet import Kubelet, assemble
 from pykubelet.model.container_keys import termination_grace_of
 from pykubelet.model.errors import CriError
@@ -43,7 +44,9 @@ from pykubelet.sources.manifests import file_loader
 from pykubelet.sources.static import MergedSets, StaticSource
 from pykubelet.standalone.cleanup import note_pod_groups, remove_pod_groups, unmount_below
 from pykubelet.standalone.containerd import PrivateContainerd
-from pykubelet.standalone.images import BUSYBOX, PAUSE, TESTSERVER, build, import_images
+from pykubelet.standalone.image_names import OFFLINE
+from pykubelet.standalone.image_record import ensure_images
+from pykubelet.standalone.launch import ContainerdLaunch
 from pykubelet.standalone.programs import find_runtime
 
 logger = logging.getLogger(__name__)
@@ -65,15 +68,12 @@ class UpOptions(Struct, frozen=True, kw_only=True):
     verbose: bool = False
 
 
-def run_up(state: UpState, options: UpOptions) -> int:
-    state.enter(options.paths, options.endpoint)
+def run_up(state: UpState, options: UpOptions, launch: ContainerdLaunch | None) -> int:
+    """`launch` is the private containerd that is coming up; None where the options name a runtime."""
     note_pod_groups(state.groups_file)
     _set_up_log(state, options)
     limit_arenas()
-    try:
-        return on_a_loop(_Up(state, options).run())
-    finally:
-        state.leave()
+    return on_a_loop(_Up(state, options, launch).run())
 
 
 def on_a_loop(work: Coroutine[Any, Any, int]) -> int:
@@ -100,9 +100,10 @@ def _set_up_log(state: UpState, options: UpOptions) -> None:
 
 
 class _Up:
-    def __init__(self, state: UpState, options: UpOptions) -> None:
+    def __init__(self, state: UpState, options: UpOptions, launch: ContainerdLaunch | None) -> None:
         self._state = state
         self._options = options
+        self._launch = launch
         self._clock: Clock = SystemClock()
         self._wake = Wakeup()
         self._down = False
@@ -111,17 +112,16 @@ class _Up:
         begun = self._clock.monotonic()
         stop = stop_requested()
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._ask_down, stop)
-        private = None if self._options.endpoint else make_runtime(self._state, self._clock)
-        if private is None:
+        if self._launch is None:
             await self._serve(self._options.endpoint, stop, begun, [])
             if self._down:
                 remove_pod_groups(self._state.groups_file)
             return 0
+        private = PrivateContainerd(self._launch, clock=self._clock)
         try:
-            build_all = partial(build, [PAUSE, BUSYBOX, TESTSERVER])
-            building = host_calls.run(build_all, name="building images", within=600.0)
-            _, archives = await both(private.start(), building)
-            imported = await import_images(private.ctr, archives, clock=self._clock)
+            await private.start()
+            async with GrpcCriClient(private.endpoint, clock=self._clock) as cri:
+                imported = await ensure_images(private, cri, OFFLINE, clock=self._clock)
             async with running(private):
                 await self._serve(private.endpoint, stop, begun, imported)
             if self._down:
@@ -203,10 +203,6 @@ async def until_tidy(state: UpState, clock: Clock, *, within: float) -> None:
         await clock.sleep(0.05)
 
 
-def make_runtime(state: UpState, clock: Clock) -> PrivateContainerd:
-    return PrivateContainerd(state.runtime, find_runtime(), clock=clock)
-
-
 def watch_paths(node: Kubelet, settings: Settings, edges: Edges, paths: Sequence[Path]) -> MergedSets:
     """One source for each path, all of them together the pods of the files."""
     merged = MergedSets(node.sources.mux.deliver, len(paths))
@@ -246,15 +242,16 @@ def standalone_settings(path: Path, state: UpState, endpoint: str) -> Settings:
 def _config_file(state: UpState) -> Path:
     """Settings that have no flag go through a file, as for any other agent. Only the local socket is served."""
     state.folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-    path = state.folder / "config.yaml"
-    path.write_text(
-        "apiVersion: kubelet.config.k8s.io/v1beta1\n"
-        "kind: KubeletConfiguration\n"
-        f"podLogsDir: {state.logs}\n"
-        "serializeImagePulls: false\n"
-        "enableServer: false\n"
-        "healthzPort: 0\n"
-    )
+    path = state.folder / "config.json"
+    config = {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "podLogsDir": str(state.logs),
+        "serializeImagePulls": False,
+        "enableServer": False,
+        "healthzPort": 0,
+    }
+    path.write_text(json.dumps(config, indent=2) + "\n")
     return path
 
 
@@ -264,7 +261,7 @@ def _config_file(state: UpState) -> Path:
 async def end_leftovers(state: UpState, say: View) -> None:
     """Stop the containers of a state folder without an agent: by their grace, then everything else of theirs."""
     clock = SystemClock()
-    private = make_runtime(state, clock)
+    private = PrivateContainerd(ContainerdLaunch(state.runtime, find_runtime()), clock=clock)
     async with private:
         async with _polite(private.endpoint, clock) as cri:
             found = await cri.list_containers(running_only=True)

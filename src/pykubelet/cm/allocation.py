@@ -151,9 +151,10 @@ ENVELOPE = Envelope(checksum)
 
 RETRY_UNTIL_READY: Final = 30.0
 RETRY_EVERY: Final = 180.0
-SETTLE: Final = 0.25
-"""Seconds to gather changes before the records are written, so that fifty pods starting together do not cost fifty
-writes. A record matters only once a spec requests something else, and that writes at once."""
+SETTLE: Final = 2.0
+"""Seconds to gather changes before the records are written: each write has all pods in it, so that five hundred pods
+starting together must not cost five hundred writes. A record matters only once a spec requests something else, and
+that writes at once."""
 
 # Why pending resizes are judged again: labels of a metric.
 POD_RESIZED: Final = "pod_resized"
@@ -192,6 +193,8 @@ class AllocationManager:
         self._clock = ctx.clock
         self._signals = ctx.signals
         self._waiting: list[str] = []
+        self._merged: dict[str, tuple[Pod, PodResourceInfo | None, Pod]] = {}
+        """By uid what `allocated` made of what: each pod that comes asks for all others."""
         self._requested = ctx.metrics.counter(
             "kubelet_container_requested_resizes_total",
             "Changes of container resources asked for.",
@@ -231,7 +234,11 @@ class AllocationManager:
 
     def allocated(self, pod: Pod) -> Pod:
         """The pod with what is allocated instead of what it requests."""
-        return with_resources(pod, self._allocated.get(uid_of(pod)))
+        uid = uid_of(pod)
+        info, merged = self._allocated.get(uid), self._merged.get(uid)
+        if merged is None or merged[0] is not pod or merged[1] is not info:
+            merged = self._merged[uid] = (pod, info, with_resources(pod, info))
+        return merged[2]
 
     def active_pods(self) -> list[Pod]:
         """Active pods with their allocated resources."""
@@ -300,6 +307,7 @@ class AllocationManager:
         known = set(uids)
         for holder in (self._allocated, self.actuation, self._conditions):
             holder.keep_only(known)
+        self._merged = {uid: merged for uid, merged in self._merged.items() if uid in known}
         self._waiting = [uid for uid in self._waiting if uid in known]
 
     # --- judging --------------------------------------------------------------------------------

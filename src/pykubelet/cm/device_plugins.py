@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from pykubelet.clients.plugins.port import Device, DeviceConnect, DeviceOptions, DevicePlugin
 from pykubelet.cm.device_state import DeviceState, Resource
@@ -23,8 +24,7 @@ logger = logging.getLogger(__name__)
 FORGET_AFTER = 300.0
 
 
-@dataclass(slots=True, eq=False)
-class Endpoint:
+class Endpoint(Struct, eq=False):
     resource: str
     socket: Path
     plugin: DevicePlugin

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field
 
 from pykubelet.api.types import OwnerReference, Pod, ResourceClaimConsumerReference, ResourceResourceClaim
 from pykubelet.clients.plugins.port import ClaimRef, PreparedDevice
@@ -105,8 +106,7 @@ FILE = "dra_manager_state"
 KIND, VERSION = "DRACheckpoint", "checkpoint.dra.kubelet.k8s.io/v1"
 
 
-@dataclass(slots=True, eq=False)
-class ClaimEntry:
+class ClaimEntry(Struct, eq=False):
     ref: ClaimRef
     pods: set[str] = field(default_factory=set)
     drivers: dict[str, list[PreparedDevice]] = field(default_factory=dict)

@@ -12,9 +12,10 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import Struct
 
 from pykubelet.api.types import ResourceResourceClaim
 from pykubelet.clients.plugins.port import ClaimedHealth, DraConnect, DraDriver, Observe, timed
@@ -110,8 +111,7 @@ class ClaimObjects(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class Instance:
+class Instance(Struct, eq=False):
     name: str
     endpoint: Path
     driver: DraDriver

@@ -22,7 +22,7 @@ from pykubelet.model.stats import FolderUsage, FsUsage, Measurement, TaskCounts
 from pykubelet.stats.build import Stats
 from pykubelet.stats.disk import DiskSample
 from pykubelet.stats.provider import ROOT
-from pykubelet.stats.snapshot import Group, PodItem, PodSample, WritableLayer
+from pykubelet.stats.snapshot import Group, Look, PodItem, PodSample, WritableLayer
 
 logger = logging.getLogger(__name__)
 
@@ -182,7 +182,7 @@ class EvictionStats:
         A pod of which nothing runs yet is known to use nothing but its volumes; pods whose stats cannot
         be read are left out.
         """
-        snapshot = await self._provider.snapshot(full=disks, at_most=0.0)
+        snapshot = await self._provider.snapshot(Look.SUMMARY if disks else Look.USAGE, at_most=0.0)
         found = {}
         for uid in self._provider.idle():
             size, inodes = self._on_node_disk(uid)

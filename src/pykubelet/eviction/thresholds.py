@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pykubelet.api.quantity import Format, Quantity
 from pykubelet.eviction.stats import MemorySignal, NodeSignals

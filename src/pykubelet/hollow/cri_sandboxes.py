@@ -75,7 +75,7 @@ class MemorySandboxes(FaultGate):
         try:
             if runtime_handler not in self.handlers:
                 raise CriError(f'failed to get sandbox runtime: no runtime for "{runtime_handler}" is configured')
-            await self._set_up(deadline)
+            await self._set_up(box, deadline)
             if not box.host_network:
                 box.ips = self._addresses(box)
         except BaseException:
@@ -188,7 +188,7 @@ class MemorySandboxes(FaultGate):
             raise CriError(f'failed to reserve {kind} name "{key}": name "{key}" is reserved for "{holder}"')
         self._reserved[key] = id
 
-    async def _set_up(self, deadline: float) -> None:
+    async def _set_up(self, box: MemorySandbox, deadline: float) -> None:
         """What running a sandbox takes; raises CriError when it fails."""
         await self._spend(self.run_takes, deadline)
 

@@ -10,12 +10,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from pykubelet.hollow.history import Histories
 from pykubelet.hollow.network import MOST_NODES
 from pykubelet.hollow.node import HollowNode, Shared
 from pykubelet.hollow.server import connected
@@ -47,6 +48,7 @@ class FleetPlan(Struct, frozen=True, kw_only=True):
     config: Path | None = None
     """A KubeletConfiguration for all nodes."""
     workload: Workload = Workload()
+    history: Histories | None = None
     prefix: str = "hollow-"
     first: int = 0
     """The number of the first node: several processes divide a fleet."""
@@ -117,8 +119,8 @@ class Fleet:
 
 
 @asynccontextmanager
-async def running(plan: FleetPlan, *, clock: Clock, say: Callable[[str], None]) -> AsyncIterator[Fleet]:
-    """The fleet, once it has started; leaving stops all agents and leaves the Nodes at the API server."""
+async def hollow_nodes(plan: FleetPlan, *, clock: Clock) -> AsyncIterator[Sequence[HollowNode]]:
+    """The nodes of a plan, on shared connections; none of them runs yet. Raises SettingsError, KubeconfigError."""
     if plan.first + plan.nodes > MOST_NODES:
         raise PykubeletError(f"there are addresses for {MOST_NODES} nodes only")
     settings, metrics = fleet_settings(plan), UnscrapedRegistry()
@@ -126,13 +128,20 @@ async def running(plan: FleetPlan, *, clock: Clock, say: Callable[[str], None]) 
         shared = Shared(
             settings=settings,
             workload=plan.workload,
+            history=plan.history,
             clock=clock,
             metrics=metrics,
             clients=clients,
             folder=plan.folder,
             seed=plan.seed,
         )
-        nodes = [HollowNode(shared, name=name, number=number) for number, name in plan.names()]
+        yield [HollowNode(shared, name=name, number=number) for number, name in plan.names()]
+
+
+@asynccontextmanager
+async def running(plan: FleetPlan, *, clock: Clock, say: Callable[[str], None]) -> AsyncIterator[Fleet]:
+    """The fleet, once it has started; leaving stops all agents and leaves the Nodes at the API server."""
+    async with hollow_nodes(plan, clock=clock) as nodes:
         fleet = Fleet(nodes, clock, say)
         async with TaskSet("hollow nodes") as tasks:
             await fleet.start(tasks)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from dataclasses import replace as with_fields
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from msgspec import Struct
@@ -21,6 +22,7 @@ from pykubelet.clients.host.folders import DiskFolders
 from pykubelet.clients.host.port import Machine, NodePaths
 from pykubelet.edges import ClusterEdges, Edges
 from pykubelet.hollow.cgroups import MemoryCgroups
+from pykubelet.hollow.history import Histories
 from pykubelet.hollow.mounts import MemoryMounts
 from pykubelet.hollow.network import HollowNetwork, OneAddress, no_fetch, node_address, pod_network
 from pykubelet.hollow.runtime import HollowCri
@@ -44,6 +46,7 @@ class Shared(Struct, frozen=True, kw_only=True):
 
     settings: Settings
     workload: Workload
+    history: Histories | None = None
     clock: Clock
     metrics: Registry
     clients: ClientsOf
@@ -67,7 +70,12 @@ class HollowNode:
         self._folders = DiskFolders(self._paths)
         self._cgroups, self._mounts = MemoryCgroups(), MemoryMounts()
         self.cri = HollowCri(
-            shared.clock, workload=shared.workload, rng=self._rng, pod_cidr=pod_network(number), number=number
+            shared.clock,
+            workload=shared.workload,
+            rng=self._rng,
+            pod_cidr=pod_network(number),
+            number=number,
+            history=shared.history,
         )
         self.cri.image_filesystem = FilesystemUsage(mountpoint=str(shared.folder))
         self.agent: Kubelet | None = None
@@ -81,7 +89,6 @@ class HollowNode:
 
     async def run(self) -> None:
         """The agent, and its failures, until cancelled."""
-        self._folders.make_roots()
         backoff = Backoff(initial=1.0, maximum=30.0)
         while True:
             try:
@@ -93,15 +100,22 @@ class HollowNode:
 
     async def _run_agent(self) -> None:
         """Run the agent until its next failure, and leave it away as long as that lasts."""
+        async with self.agent_running():
+            away = await self._until_failure()
+        await self._shared.clock.sleep(away)
+        self.cri.restore()
+
+    @asynccontextmanager
+    async def agent_running(self) -> AsyncIterator[Kubelet]:
+        """An agent of this node, new at every time; the runtime and its containers stay between two of them."""
+        self._folders.make_roots()
         self.agent = assemble(self._settings, self._edges())
         try:
             async with self.agent.running():
                 self.agent.api.node.listen(lambda node: self.ready.set() if is_ready(node.status) else None)
-                away = await self._until_failure()
+                yield self.agent
         finally:
             self.agent = None
-        await self._shared.clock.sleep(away)
-        self.cri.restore()
 
     async def _until_failure(self) -> float:
         """Live through failures of the runtime until the agent itself is to end; the seconds it will be away."""
@@ -173,7 +187,7 @@ def with_zone(settings: Settings, workload: Workload, number: int) -> Settings:
     if not workload.machine.zones:
         return settings
     labels = {**settings.flags.node_labels, ZONE_LABEL: f"zone-{number % workload.machine.zones}"}
-    return with_fields(settings, flags=with_fields(settings.flags, node_labels=labels))
+    return replace(settings, flags=replace(settings.flags, node_labels=labels))
 
 
 def next_time(failure: Failure | None, rng: random.Random) -> float:

@@ -1,13 +1,24 @@
-"""The container runtime of a hollow node: the one in memory, with latencies and programs from the workload file."""
+"""The container runtime of a hollow node: the one in memory, with latencies and programs from the workload file, or
+from recorded histories where there are any."""
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 from msgspec.structs import replace
 
 from pykubelet.hollow.cri import MemoryCri
-from pykubelet.hollow.cri_values import Behaviour, Exec, MemoryContainer, MemoryImage, digest_of, made_id
+from pykubelet.hollow.cri_values import (
+    Behaviour,
+    Exec,
+    MemoryContainer,
+    MemoryImage,
+    MemorySandbox,
+    digest_of,
+    made_id,
+)
+from pykubelet.hollow.history import Histories, Life
 from pykubelet.hollow.workload import Program, Workload, drawn
 from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import CriError
@@ -19,12 +30,25 @@ ANSWERED = Exec()
 
 
 class HollowCri(MemoryCri):
-    def __init__(self, clock: Clock, *, workload: Workload, rng: random.Random, pod_cidr: str, number: int) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        workload: Workload,
+        rng: random.Random,
+        pod_cidr: str,
+        number: int,
+        history: Histories | None = None,
+    ) -> None:
+        """Where there is a history, it says what the workload's `runtime`, `images` and `programs` say otherwise."""
         super().__init__(clock, pod_cidrs=(pod_cidr,))
         self.runtime_version = RuntimeVersion(name="hollow", version="1.0.0", api_version="v1")
         self._workload = workload
         self._rng = rng
         self._number = number
+        self._history = history
+        self._failed_sandboxes: Counter[str] = Counter()
+        """By pod, until one succeeds; only where a history is replayed."""
         self.on_exec(lambda container, command: ANSWERED if self.answers(container) else REFUSED)
 
     def answers(self, container: MemoryContainer) -> bool:
@@ -58,13 +82,43 @@ class HollowCri(MemoryCri):
         self._next_id += 1
         return made_id(f"{self._number}-{kind}", self._next_id)
 
-    async def _set_up(self, deadline: float) -> None:
+    def _life(self, box: MemorySandbox) -> Life | None:
+        if self._history is None:
+            return None
+        pod = box.config.metadata
+        return self._history.life_of(pod.namespace, pod.name, random.Random(pod.uid))
+
+    async def _set_up(self, box: MemorySandbox, deadline: float) -> None:
+        life = self._life(box)
+        if life is not None and life.sandboxes:
+            failed = self._failed_sandboxes.pop(box.pod_uid, 0)
+            attempt = life.sandboxes[min(failed, len(life.sandboxes) - 1)]
+            await self._spend(attempt.seconds, deadline)
+            if attempt.error:
+                self._failed_sandboxes[box.pod_uid] = failed + 1
+                raise CriError(attempt.error)
+            return
         runtime = self._workload.runtime
         await self._spend(drawn(runtime.sandbox, self._rng), deadline)
         if self._rng.random() < runtime.sandbox_failures:
             raise CriError("failed to setup network for sandbox: the workload lets this share of them fail")
 
     def _usual(self, container: MemoryContainer) -> Behaviour:
+        life = self._life(container.sandbox)
+        run = life.run(container.name, container.attempt) if life is not None else None
+        if life is not None and run is not None:
+            return Behaviour(
+                exits_after=run.seconds,
+                exit_code=run.exit_code,
+                stops_after=life.stops.get(container.name, 0.0),
+                create_error=CriError(run.create.error) if run.create.error else None,
+                start_error=CriError(run.start.error) if run.start.error else None,
+                create_takes=run.create.seconds,
+                start_takes=run.start.seconds,
+            )
+        return self._drawn(container)
+
+    def _drawn(self, container: MemoryContainer) -> Behaviour:
         runtime, rng = self._workload.runtime, self._rng
         pod = container.sandbox.config.metadata
         image = container.config.image.user_specified_image or container.config.image.image
@@ -95,12 +149,17 @@ class HollowCri(MemoryCri):
         images = self._workload.images
         size = images.size_of(name)
         by_digest = "@" in name
-        fails = self._rng.random() < images.failures
+        takes, error = images.pull_takes(size, self._rng), ""
+        pull = self._history.pull_of(name, self._rng) if self._history is not None else None
+        if pull is not None:
+            takes, error = pull.seconds, pull.error
+        elif self._rng.random() < images.failures:
+            error = f'failed to pull image "{name}": the workload lets this share fail'
         return MemoryImage(
             id=f"sha256:{made_id(name, 0)}",
             tags=[] if by_digest else [name],
             digests=[name if by_digest else digest_of(name)],
             size_bytes=size,
-            takes=images.pull_takes(size, self._rng),
-            error=CriError(f'failed to pull image "{name}": the workload lets this share fail') if fails else None,
+            takes=takes,
+            error=CriError(error) if error else None,
         )

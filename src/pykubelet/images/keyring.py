@@ -15,8 +15,6 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -35,8 +33,7 @@ logger = logging.getLogger(__name__)
 _ESCAPES = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class SecretOrigin:
+class SecretOrigin(Struct, frozen=True, kw_only=True, order=True):
     """The login was in this secret of the pod's namespace."""
 
     namespace: str
@@ -44,8 +41,7 @@ class SecretOrigin:
     uid: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class AccountOrigin:
+class AccountOrigin(Struct, frozen=True, kw_only=True, order=True):
     """A plugin gave the login for a token of this service account."""
 
     namespace: str
@@ -53,17 +49,19 @@ class AccountOrigin:
     uid: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(Struct, frozen=True, kw_only=True):
     """User and password as a docker config or a plugin gives them."""
 
     username: str = ""
-    password: str = dataclass_field(default="", repr=False)
+    password: str = ""
     email: str = ""
 
+    def __repr__(self) -> str:
+        """Without the password, which must not get into logs and assertion messages."""
+        return f"Entry(username={self.username!r}, email={self.email!r})"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Login:
+
+class Login(Struct, frozen=True, kw_only=True):
     entry: Entry
     origin: SecretOrigin | AccountOrigin | None = None
     """None: the node's own, so any pod of this node could have used it."""

@@ -54,6 +54,14 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = 
         sync_folder(path.parent)
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove the temporary files of writers that were killed; for the start of a process, which writes none yet."""
+    for path in folder.glob(".*.tmp"):
+        writer = path.name.removesuffix(".tmp").rpartition(".")[2]
+        if writer.isdigit() and (int(writer) == os.getpid() or not Path("/proc", writer).exists()):
+            path.unlink(missing_ok=True)
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames and removals inside a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -17,9 +17,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
+
+from msgspec import Struct
 
 from pykubelet.kit.metrics import Registry
 
@@ -40,8 +41,7 @@ class HostCallStuck(TimeoutError):
     """The host has not answered in time. Being a TimeoutError it is an OSError, as every failure of the host is."""
 
 
-@dataclass(slots=True, eq=False)
-class HostCall(Generic[T]):
+class HostCall(Generic[T], Struct, eq=False):
     """One call under way."""
 
     work: Callable[[], T]

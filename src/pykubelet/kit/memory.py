@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
+from pathlib import Path
 
 M_ARENA_MAX = -8
 ARENAS = 2
+MADV_DONTNEED = 4
 
 
 def limit_arenas() -> None:
@@ -22,9 +25,30 @@ def limit_arenas() -> None:
 
 def freeze_start_up() -> None:
     """What start-up made stays for good: spare the collector from walking it again and again."""
-    gc.enable()
-    gc.collect()
     gc.freeze()
+    gc.enable()
+
+
+class Release:
+    """Gives unused memory of the process back to the system, at most once in a while, however many request it."""
+
+    def __init__(self, every: float) -> None:
+        self._every = every
+        self._last = -math.inf
+
+    def __call__(self, now: float) -> bool:
+        """Whether it was done; `now` is any time in seconds that never goes back."""
+        if now - self._last < self._every:
+            return False
+        self._last = now
+        give_back()
+        unload_code()
+        return True
+
+
+RELEASE_EVERY = 5.0
+release_unused = Release(RELEASE_EVERY)
+"""The one of this process: what it does costs milliseconds, and a process may have a thousand agents (hollow nodes)."""
 
 
 def give_back() -> None:
@@ -32,3 +56,19 @@ def give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def unload_code() -> None:
+    """Let go of machine code of libraries that start-up or a burst ran through; what is needed comes back by itself.
+
+    Those pages are the file's own, in the page cache; gRPC and TLS have megabytes of them that an idle agent never
+    executes. Only code is meant: pages that the loader or the program has changed are not executable.
+    """
+    madvise = getattr(ctypes.CDLL(None), "madvise", None)
+    if madvise is None:
+        return
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, rights, _, _, _, *path = line.split(maxsplit=5)
+        if rights == "r-xp" and path and path[0].startswith("/"):
+            begin, end = (int(address, 16) for address in place.split("-"))
+            madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_DONTNEED)

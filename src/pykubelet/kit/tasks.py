@@ -12,8 +12,9 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
+
+from msgspec import Struct, field
 
 from pykubelet.kit import tracing
 from pykubelet.kit.clock import Clock
@@ -33,8 +34,7 @@ class Service(Protocol):
     async def run(self) -> None: ...
 
 
-@dataclass(slots=True)
-class Services:
+class Services(Struct):
     """Services by the order in which they start; they stop in reverse, so the last changes reach the sinks."""
 
     sinks: list[Service] = field(default_factory=list)

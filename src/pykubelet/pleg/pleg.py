@@ -16,9 +16,8 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from pykubelet.api.times import format_duration
 from pykubelet.clients.cri.port import CriClient, EventSource
@@ -54,6 +53,9 @@ STOPPING = "the agent is stopping"
 # time as containerd's CRI part does. The pauses before each further inspection of a container that is said to run.
 EXIT_PAUSES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28)
 UNKNOWN_EXIT_PAUSE = 0.05
+UNKNOWN_START_PAUSE = 3.0
+"""Seconds before the start of something unknown costs a relist. On a busy machine our own starts take that long to be
+inspected, and a relist in the middle would have every pod inspected that is being started."""
 
 
 class PlegSettings(Struct, frozen=True, kw_only=True):
@@ -71,8 +73,7 @@ class PlegSettings(Struct, frozen=True, kw_only=True):
     """Seconds a hint of a start or removal waits: nearly all are our own doing, which is inspected anyway."""
 
 
-@dataclass(slots=True, eq=False)
-class _Due:
+class _Due(Struct, eq=False):
     """An inspection that is due later, and what it has to show."""
 
     at: float = NOT_DUE
@@ -84,15 +85,13 @@ class _Due:
     failures: Backoff = field(default_factory=lambda: Backoff(1.0, 30.0))
 
 
-@dataclass(slots=True, eq=False)
-class _Request:
+class _Request(Struct, eq=False):
     answer: asyncio.Future[Answer]
     requested: bool
     listing: Listing | None
 
 
-@dataclass(slots=True, eq=False)
-class _Inspector:
+class _Inspector(Struct, eq=False):
     """The task that inspects one pod, with the request it takes next."""
 
     waiting: _Request | None
@@ -237,7 +236,7 @@ class Pleg:
             if event.kind is EventKind.DELETED:
                 self._unknown.pop(event.container_id, None)
             else:
-                pause = UNKNOWN_EXIT_PAUSE if ended else self._settings.settle
+                pause = UNKNOWN_EXIT_PAUSE if ended else UNKNOWN_START_PAUSE
                 self._unknown[event.container_id] = (now + pause, event.kind)
                 self._wake_at(now + pause)
             return

@@ -15,7 +15,7 @@ from pykubelet.images.build import build as build_images
 from pykubelet.images.gc import wanted_images
 from pykubelet.images.provider import ServiceAccounts
 from pykubelet.kit.clock import Clock
-from pykubelet.kit.memory import give_back
+from pykubelet.kit.memory import release_unused
 from pykubelet.kit.tasks import Services
 from pykubelet.pleg.pleg import Pleg
 from pykubelet.pods.table import PodTable
@@ -58,7 +58,7 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
     async def tidy(self) -> None:
         """Forget crashes long past, and give unused memory back to the system. A chore of housekeeping."""
         self.backoff.collect(self.clock.now())
-        give_back()
+        release_unused(self.clock.monotonic())
 
 
 def build(

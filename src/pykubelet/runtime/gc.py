@@ -42,6 +42,7 @@ from pykubelet.model.runtime_status import (
     SandboxState,
 )
 from pykubelet.pods.table import PodTable
+from pykubelet.signals import ContainerDied
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +144,8 @@ class ContainerGc:
         self._tasks: TaskSet | None = None
         self._pruning: set[tuple[str, str]] = set()
         self._ended: set[str] = set()
+        self._renewed: set[str] = set()
+        """Pods with a sandbox that ended; they may have another one since."""
         self._due = Wakeup()
         self._last_change = -COLLECT_QUIET
         """When a container was last started or a pod finished, by the monotonic clock."""
@@ -168,6 +171,13 @@ class ContainerGc:
                 return
             await self._clock.sleep(SOURCES_PAUSE)
 
+    def container_died(self, died: ContainerDied) -> None:
+        """Remove shortly what the pod has no use for since this container or sandbox ended."""
+        if died.sandbox:
+            self.prune_sandboxes_soon(died.uid)
+        else:
+            self.prune_soon(died.uid, died.name)
+
     def prune_soon(self, uid: str, container: str) -> None:
         """Remove the older dead containers of that name shortly. Never waits; a repeat changes nothing."""
         key = (uid, container)
@@ -178,6 +188,12 @@ class ContainerGc:
     def collect_pod_soon(self, uid: str) -> None:
         """Remove everything of a pod that is gone for good, without waiting for the next pass."""
         self._ended.add(uid)
+        self.runtime_used()
+        self._due.set()
+
+    def prune_sandboxes_soon(self, uid: str) -> None:
+        """Remove the sandboxes of a pod that has a newer one, or is gone, without waiting for the next pass."""
+        self._renewed.add(uid)
         self.runtime_used()
         self._due.set()
 
@@ -255,11 +271,13 @@ class ContainerGc:
             while self._is_busy() and self._clock.monotonic() < deadline:
                 await self._clock.sleep(COLLECT_PAUSE)
             ended, self._ended = self._ended, set()
+            renewed, self._renewed = self._renewed, set()
             try:
-                await self._collect_pods(ended, deadline)
+                await self._collect_pods(ended, renewed, deadline)
             except (PykubeletError, OSError) as error:
                 self._task_failed(error)
                 self._ended |= ended  # what is gone meanwhile costs nothing
+                self._renewed |= renewed
                 delay = again.next()
             else:
                 again.reset()
@@ -268,24 +286,24 @@ class ContainerGc:
     def _is_busy(self) -> bool:
         return self._table.any_at_work() or self._clock.monotonic() - self._last_change < COLLECT_QUIET
 
-    async def _collect_pods(self, uids: set[str], calm_until: float) -> None:
+    async def _collect_pods(self, ended: set[str], renewed: set[str], calm_until: float) -> None:
         """Pod by pod, between starts and ends until `calm_until`; one that is stuck does not hold up the others."""
         is_gone = self._gone_question(evict_ended=False)
-        gone = {uid for uid in uids if is_gone(uid)}
-        if not gone:
+        chosen = {uid for uid in ended if is_gone(uid)} | renewed
+        if not chosen:
             return
-        sandboxes = [s for s in await self._cri.list_pod_sandboxes() if s.pod_uid in gone]
-        containers = [c for c in await self._cri.list_containers() if c.pod_uid in gone]
+        sandboxes = [s for s in await self._cri.list_pod_sandboxes() if s.pod_uid in chosen]
+        containers = [c for c in await self._cri.list_containers() if c.pod_uid in chosen]
         removals: list[asyncio.Task[list[str]]] = []
         async with beside() as begin:
-            for uid in gone:
+            for uid in chosen:
                 while self._table.any_at_work() and self._clock.monotonic() < calm_until:
                     await self._clock.sleep(CALM_PAUSE)
                 own = [s for s in sandboxes if s.pod_uid == uid], [c for c in containers if c.pod_uid == uid]
                 removals.append(begin(self._remove(*own, is_gone)))
                 await asyncio.wait(removals[-1:], timeout=STUCK_AFTER)
             failures = [text for each in removals for text in await each]
-        failures += await self._remove_log_folders(gone)
+        failures += await self._remove_log_folders(chosen)
         if failures:
             raise PykubeletError("; ".join(dict.fromkeys(failures)))
 

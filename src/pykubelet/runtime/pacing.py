@@ -2,8 +2,9 @@
 
 Fifty starts at once make every one of them slow: nothing runs before almost everything does, and the processors switch
 between them instead of working. So a few go at a time, each as fast as the machine can, in an order: containers that
-crashed, containers of pods that have their sandbox, critical pods, stops, new pods, the small ones first. Every
-few turns the call that waited longest is next, whatever it is, so that none starves.
+crashed, containers of pods that have their sandbox, critical pods, new pods, the small ones first. Every few turns the
+call that waited longest is next, whatever it is, so that none starves. Ends of sandboxes have places of their own, many
+more: they wait for others most of the time.
 
 The width is twice the number of processors. While all places are taken and processors are idle nevertheless, the
 calls wait for something else (a network plugin, say), and the width grows. A call that takes much longer than
@@ -41,8 +42,6 @@ KEPT = 0.1
 """Seconds for which a pod that got its sandbox keeps the place for its first container, which is about to come."""
 STOP_HOLDS = 0.5
 """Seconds the stop of a sandbox holds its place."""
-STOP_WAITS = 1.0
-"""Seconds the stop of a sandbox waits for a place at the most: its grace period is over."""
 
 
 class Rank(enum.IntEnum):
@@ -54,10 +53,10 @@ class Rank(enum.IntEnum):
     """The first start of a container: its pod's sandbox is there and waits for it."""
     CRITICAL = 2
     """The sandbox of a critical pod."""
-    STOP = 3
-    """The end of a sandbox. Containers are stopped without a turn: they take their grace period, not processors."""
-    NEW = 4
+    NEW = 3
     """The sandbox of any other pod."""
+    STOP = 4
+    """The end of a sandbox. Containers are stopped without a turn: they take their grace period, not processors."""
 
 
 class _Call(Struct, eq=False):
@@ -79,15 +78,24 @@ class _Call(Struct, eq=False):
         return self.rank, self.size, self.number
 
 
+class _Line:
+    """Calls that share places."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[_Call, None] = {}
+        """In the order they came."""
+        self.held: set[_Call] = set()
+
+
 class Width:
-    """How many calls go at a time."""
+    """How many starts go at a time."""
 
     def __init__(self, cpus: int, clock: Clock, idle: Callable[[], float | None]) -> None:
         """`idle` are the seconds that all processors together did nothing so far."""
         self._cpus = cpus
         self._clock = clock
         self._idle = idle
-        self._least, self._most = PLACES_PER_CPU * cpus, MOST_PLACES_PER_CPU * cpus
+        self._least, self.most = PLACES_PER_CPU * cpus, MOST_PLACES_PER_CPU * cpus
         self._look: tuple[float, float] | None = None
         self.now = self._least
 
@@ -108,7 +116,7 @@ class Width:
             return
         share = (idle - before[1]) / ((now - before[0]) * self._cpus)
         if share > IDLE:
-            self.now = min(self._most, self.now + 1)
+            self.now = min(self.most, self.now + 1)
         elif share < BUSY:
             self.now = max(self._least, self.now - 1)
 
@@ -118,9 +126,7 @@ class Pacer:
         self._width = width
         self._clock = ctx.clock
         self._recorder = ctx.recorder
-        self._waiting: dict[_Call, None] = {}
-        """In the order they came."""
-        self._held: set[_Call] = set()
+        self._starts, self._stops = _Line(), _Line()
         self._kept: dict[str, _Call] = {}
         """By pod, calls that are over and whose place waits for the pod's next."""
         self._usual: dict[Rank, float] = {}
@@ -135,8 +141,8 @@ class Pacer:
 
         def refresh() -> None:
             places.set(self._width.now, "width")
-            places.set(len(self._held), "taken")
-            places.set(len(self._waiting), "waiting")
+            places.set(len(self._starts.held) + len(self._stops.held), "taken")
+            places.set(len(self._starts.waiting) + len(self._stops.waiting), "waiting")
 
         ctx.metrics.on_scrape(refresh)
 
@@ -147,7 +153,7 @@ class Pacer:
         call = _Call(uid, rank, size, self._calls)
         if rank is Rank.CONTAINER and uid in self._kept:
             self._leave(self._kept.pop(uid), next_one=call)
-        elif self._waiting or len(self._held) >= self._width.now:
+        elif self._line(rank).waiting or not self._has_room(self._line(rank)):
             with self._recorder.step(uid, Step.TURN, rank.name.lower()):
                 await self._wait(call)
         else:
@@ -161,38 +167,46 @@ class Pacer:
 
     def position(self, uid: str) -> int | None:
         """How many turns it is until the pod's, 1 for the next; None when it does not wait."""
-        own = min((call.order for call in self._waiting if call.uid == uid), default=None)
-        return None if own is None else 1 + sum(call.order < own for call in self._waiting)
+        for waiting in (self._starts.waiting, self._stops.waiting):
+            own = min((call.order for call in waiting if call.uid == uid), default=None)
+            if own is not None:
+                return 1 + sum(call.order < own for call in waiting)
+        return None
+
+    def _line(self, rank: Rank) -> _Line:
+        return self._stops if rank is Rank.STOP else self._starts
+
+    def _has_room(self, line: _Line) -> bool:
+        return len(line.held) < (self._width.most if line is self._stops else self._width.now)
 
     async def _wait(self, call: _Call) -> None:
         loop = asyncio.get_running_loop()
         begun, call.turn = self._clock.monotonic(), loop.create_future()
-        self._waiting[call] = None
-        if call.rank is Rank.STOP:
-            call.timer = loop.call_later(STOP_WAITS, self._give, call)
-        self._width.crowded()
-        self._next()
+        line = self._line(call.rank)
+        line.waiting[call] = None
+        self._next(line)
         try:
             await call.turn
         except asyncio.CancelledError:
-            self._waiting.pop(call, None)
+            line.waiting.pop(call, None)
             self._end(call)
             raise
         finally:
             self._waited.observe(self._clock.monotonic() - begun, call.rank.name.lower())
 
-    def _next(self) -> None:
-        while self._waiting and len(self._held) < self._width.now:
+    def _next(self, line: _Line) -> None:
+        if line is self._starts:
+            self._width.crowded()
+        while line.waiting and self._has_room(line):
             self._turns += 1
             oldest = self._turns % OLDEST_EVERY == 0
-            self._give(next(iter(self._waiting)) if oldest else min(self._waiting, key=lambda call: call.order))
+            self._give(next(iter(line.waiting)) if oldest else min(line.waiting, key=lambda call: call.order))
 
     def _give(self, call: _Call) -> None:
-        self._waiting.pop(call, None)
-        if call.timer is not None:
-            call.timer.cancel()
+        line = self._line(call.rank)
+        line.waiting.pop(call, None)
         call.begun = self._clock.monotonic()
-        self._held.add(call)
+        line.held.add(call)
         call.timer = asyncio.get_running_loop().call_later(self._patience(call.rank), self._leave, call)
         if call.turn is not None and not call.turn.done():
             call.turn.set_result(None)
@@ -206,7 +220,7 @@ class Pacer:
         if call.begun is not None:
             took = self._clock.monotonic() - call.begun
             self._usual[call.rank] = 0.8 * self._usual.get(call.rank, took) + 0.2 * took
-        if keep and call in self._held and call.timer is not None:
+        if keep and call in self._starts.held and call.timer is not None:
             call.timer.cancel()
             self._kept[call.uid] = call
             call.timer = asyncio.get_running_loop().call_later(KEPT, self._leave, call)
@@ -217,13 +231,13 @@ class Pacer:
         """Give the place back, or on; the call itself may go on."""
         if call.timer is not None:
             call.timer.cancel()
-        self._held.discard(call)
+        line = self._line(call.rank)
+        line.held.discard(call)
         if self._kept.get(call.uid) is call:
             del self._kept[call.uid]
         if next_one is not None:
             self._give(next_one)
-        elif self._waiting:
-            self._width.crowded()
-            self._next()
-        elif not self._held:
+        elif line.waiting:
+            self._next(line)
+        elif line is self._starts and not line.held:
             self._width.slack()

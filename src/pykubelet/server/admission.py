@@ -13,8 +13,9 @@ import socket
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 MAPPED = "::ffff:"
 
@@ -35,8 +36,7 @@ def _nothing() -> None:
     return
 
 
-@dataclass(slots=True, eq=False)
-class PendingConnection:
+class PendingConnection(Struct, eq=False):
     """A connection whose caller is not authenticated yet."""
 
     address: str

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from pykubelet.certs.build import SERVING_PREFIX
 from pykubelet.certs.self_signed import ensure_self_signed
@@ -235,4 +235,4 @@ def serving_files(settings: Settings, host: str, ips: Sequence[str]) -> FindServ
 
 def flag_values(flags: NodeFlags) -> Mapping[str, str]:
     """The command line's flags, for /flagz."""
-    return {field.name.replace("_", "-"): str(getattr(flags, field.name)) for field in fields(flags)}
+    return {name.replace("_", "-"): str(getattr(flags, name)) for name in flags.__struct_fields__}

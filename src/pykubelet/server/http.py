@@ -12,7 +12,6 @@ import logging
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, cast, overload
 from urllib.parse import parse_qsl, unquote
 
@@ -20,6 +19,7 @@ from aiohttp import StreamReader, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
+from msgspec import Struct
 
 from pykubelet.kit.clock import Clock
 from pykubelet.server.admission import PendingConnection, PendingConnections, Shares
@@ -48,8 +48,7 @@ HEAD_TOO_LARGE = (
 )
 
 
-@dataclass(slots=True, eq=False)
-class Connection:
+class Connection(Struct, eq=False):
     transport: asyncio.Transport
     generation: int
     address: str

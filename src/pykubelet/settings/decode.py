@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os.path
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
+
+from msgspec import Struct, field
 
 from pykubelet.settings.errors import hint
 from pykubelet.settings.gates import Gates
@@ -41,8 +42,7 @@ class Origin(Enum):
     MERGED = "earlier settings with drop-ins merged in"
 
 
-@dataclass(slots=True)
-class _Reader:
+class _Reader(Struct):
     origin: Origin
     folder: str
     """Where relative paths count from; "" leaves them alone."""
@@ -189,8 +189,8 @@ def encode_config(config: KubeletConfig, *, full: bool = False) -> dict[str, Any
     With `full` nothing is left out that has a value, so that reading it back gives the same again.
     """
     wire: dict[str, Any] = {}
-    for group in fields(config):
-        wire.update(_encode_object(getattr(config, group.name), full))
+    for group in GROUPS:
+        wire.update(_encode_object(getattr(config, group), full))
     return wire
 
 

@@ -11,8 +11,9 @@ import csv
 import ipaddress
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from pykubelet.settings.kinds import (
     BOOL,
@@ -28,6 +29,7 @@ from pykubelet.settings.kinds import (
     Kind,
     MapOf,
     Scalar,
+    SettingsGroup,
     WrongValue,
     duration_of,
     quantity_of,
@@ -35,8 +37,7 @@ from pykubelet.settings.kinds import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeTaint:
+class NodeTaint(SettingsGroup):
     """A taint put on the Node when it registers for the first time."""
 
     key: str = setting("key", STRING, "", "Name of the taint.")
@@ -45,24 +46,21 @@ class NodeTaint:
     time_added: str = setting("timeAdded", STRING, "", "Not allowed here; the validation says so.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryReservation:
+class MemoryReservation(SettingsGroup):
     """Memory of one NUMA node that pods never get."""
 
     numa_node: int = setting("numaNode", INT32, 0, "Number of the NUMA node.")
     limits: Mapping[str, str] = setting("limits", MapOf(QUANTITY), {}, "Reserved amounts: memory and hugepages-<size>.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriorityGracePeriod:
+class PriorityGracePeriod(SettingsGroup):
     """How long pods of at least this priority get when the machine shuts down."""
 
     priority: int = setting("priority", INT32, 0, "Lowest pod priority of the range.")
     shutdown_grace_period_seconds: int = setting("shutdownGracePeriodSeconds", INT64, 0, "Seconds these pods get.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VModuleItem:
+class VModuleItem(SettingsGroup):
     """A log verbosity for the source files that match a pattern."""
 
     file_pattern: str = setting(
@@ -82,8 +80,7 @@ TAINT_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _INTEGER = re.compile(r"[+-]?(0[xX](_?[0-9a-fA-F])+|0[oO]?(_?[0-7])+|0[bB](_?[01])+|0|[1-9](_?[0-9])*)")
 
 
-@dataclass(frozen=True, slots=True)
-class FlagForm:
+class FlagForm(Struct, frozen=True):
     """`parse(text, earlier)` where `earlier` is None for the first use of the flag on this line."""
 
     name: str

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
+
+from msgspec import Struct, field
 
 from pykubelet.settings.errors import SettingsError, hint
 from pykubelet.settings.flag_forms import SECONDS, SWITCH, TEXT, FlagForm, plain_form
@@ -66,8 +67,7 @@ def _parse_version(text: str, earlier: object) -> str:
 VERSION_FORM = FlagForm("version", _parse_version, without_value="true")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flag:
+class Flag(Struct, frozen=True, kw_only=True):
     """One command-line flag."""
 
     name: str
@@ -84,8 +84,7 @@ class Flag:
     """What to do instead, completing "Flag --x has been deprecated, "."""
 
 
-@dataclass(slots=True)
-class ParsedFlags:
+class ParsedFlags(Struct):
     """A parsed command line: the value of each flag that was given."""
 
     values: dict[str, Any] = field(default_factory=dict)

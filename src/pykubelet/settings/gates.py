@@ -9,9 +9,10 @@ whole cluster. Does not cover where the map comes from (load.py).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
+
+from msgspec import Struct
 
 from pykubelet.settings.errors import hint
 from pykubelet.settings.without_effect import GATES
@@ -20,8 +21,7 @@ from pykubelet.settings.without_effect import GATES
 GROUP_SWITCHES = {"AllAlpha": "Alpha", "AllBeta": "Beta"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
+class Gate(Struct, frozen=True, kw_only=True):
     """One feature gate as Kubernetes 1.36 knows it."""
 
     name: str
@@ -56,8 +56,7 @@ def known_gates() -> Mapping[str, Gate]:
     return MappingProxyType({gate.name: gate for gate in rows})
 
 
-@dataclass(frozen=True, slots=True)
-class Gates:
+class Gates(Struct, frozen=True):
     """The effective feature gates. `chosen` holds only what the operator set."""
 
     chosen: Mapping[str, bool]

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field
 from typing import Any
+
+from msgspec import UNSET, Struct, StructMeta, field
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.times import format_duration, parse_duration
@@ -22,8 +23,7 @@ class WrongValue(ValueError):
     """The value does not fit the field; the text completes a sentence that starts with the field."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scalar:
+class Scalar(Struct, frozen=True):
     """A single value."""
 
     name: str
@@ -33,8 +33,7 @@ class Scalar:
     write: Callable[[Any], object] = lambda value: value
 
 
-@dataclass(frozen=True, slots=True)
-class ListOf:
+class ListOf(Struct, frozen=True):
     """A list; Python holds it as a tuple."""
 
     item: Kind
@@ -44,8 +43,7 @@ class ListOf:
         return f"list of {self.item.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class MapOf:
+class MapOf(Struct, frozen=True):
     """An object with free keys."""
 
     item: Kind
@@ -55,9 +53,8 @@ class MapOf:
         return f"map of {self.item.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class Nested:
-    """An object with known keys: a dataclass whose fields are made with `setting`."""
+class Nested(Struct, frozen=True):
+    """An object with known keys: a SettingsGroup."""
 
     cls: type[Any]
 
@@ -69,8 +66,7 @@ class Nested:
 Kind = Scalar | ListOf | MapOf | Nested
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(Struct, frozen=True, kw_only=True):
     """What is known about one field beyond its Python type."""
 
     wire: str
@@ -87,6 +83,47 @@ class Setting:
     """The default when no configuration file is given; the same as `default` for nearly all."""
 
 
+class _Declared(Struct, frozen=True, kw_only=True):
+    """A field in the body of a settings class, until the class is made."""
+
+    info: Setting
+    default: Any
+    secret: bool = False
+
+
+_DECLARED: dict[type[Any], dict[str, _Declared]] = {}
+
+
+class SettingsMeta(StructMeta):
+    """Makes the classes whose fields are written with `setting` and `nested`."""
+
+    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
+        fields = {attribute: value for attribute, value in namespace.items() if isinstance(value, _Declared)}
+        made = super().__new__(
+            mcls,
+            name,
+            bases,
+            namespace | {attribute: each.default for attribute, each in fields.items()},
+            frozen=True,
+            kw_only=True,
+        )
+        _DECLARED[made] = fields
+        return made
+
+
+class SettingsGroup(Struct, metaclass=SettingsMeta):
+    """Settings that belong together. Secrets stay out of repr(), and with that out of logs and assertion messages."""
+
+    def __repr__(self) -> str:
+        shown = (name for name, each in _DECLARED[type(self)].items() if not each.secret)
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+
+def declared(cls: type[Any]) -> dict[str, Setting]:
+    """The settings of a class by their attributes."""
+    return {attribute: each.info for attribute, each in _DECLARED[cls].items()}
+
+
 def setting(
     wire: str,
     kind: Kind,
@@ -96,10 +133,10 @@ def setting(
     flag: str = "",
     flag_form: object = None,
     optional: bool = False,
-    legacy: object = MISSING,
+    legacy: object = UNSET,
     secret: bool = False,
 ) -> Any:
-    """A dataclass field that knows its wire name, flag, default and meaning."""
+    """A field of a SettingsGroup that knows its wire name, flag, default and meaning."""
     info = Setting(
         wire=wire,
         kind=kind,
@@ -108,28 +145,18 @@ def setting(
         flag=flag,
         flag_form=flag_form,
         optional=optional,
-        legacy=default if legacy is MISSING else legacy,
+        legacy=default if legacy is UNSET else legacy,
     )
-    metadata = {"setting": info}
-    # A secret stays out of repr(), and with that out of logs and assertion messages.
-    if isinstance(default, dict):
-        return field(default_factory=lambda: dict(default), repr=not secret, metadata=metadata)
-    return field(default=default, repr=not secret, metadata=metadata)
+    held = field(default_factory=lambda: dict(default)) if isinstance(default, dict) else default
+    return _Declared(info=info, default=held, secret=secret)
 
 
-def nested(wire: str, cls: type[Any], doc: str, *, optional: bool = False) -> dict[str, Setting]:
-    """Metadata of a field that holds a nested object; an optional one is None until given."""
+def nested(wire: str, cls: type[Any], doc: str, *, optional: bool = False) -> Any:
+    """A field that holds a nested object; an optional one is None until given."""
     info = Setting(
-        wire=wire,
-        kind=Nested(cls),
-        default=None,
-        doc=doc,
-        flag="",
-        flag_form=None,
-        optional=optional,
-        legacy=None,
+        wire=wire, kind=Nested(cls), default=None, doc=doc, flag="", flag_form=None, optional=optional, legacy=None
     )
-    return {"setting": info}
+    return _Declared(info=info, default=None if optional else field(default_factory=cls))
 
 
 def describe(value: object) -> str:

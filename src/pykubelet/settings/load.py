@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pykubelet.api.codec import ManifestError
 from pykubelet.api.documents import load_yaml_documents
@@ -129,15 +131,13 @@ DEPRECATED_FIELDS = ("iptablesMasqueradeBit", "iptablesDropBit", "streamingConne
 """As Kubernetes marks them; each warns where a file has it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedSettings:
+class LoadedSettings(Struct, frozen=True, kw_only=True):
     settings: Settings
     warnings: tuple[str, ...]
     """Deprecations and things left out, one sentence each, for the log."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrintAndExit:
+class PrintAndExit(Struct, frozen=True):
     """The command line requests a text only; print it and exit with status 0."""
 
     text: str
@@ -216,8 +216,7 @@ def _differs(info: Setting, value: object) -> bool:
     return value not in (info.default, info.legacy)
 
 
-@dataclass(slots=True)
-class _Sources:
+class _Sources(Struct):
     """The files of one start: the main file and the drop-ins."""
 
     read: ReadFile

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.settings.default_root import DEFAULT_ROOT
 from pykubelet.settings.errors import SettingsError
 from pykubelet.settings.flag_forms import LABELS
-from pykubelet.settings.kinds import BOOL, DURATION, INT32, PATH, STRING, STRING_MAP, setting
+from pykubelet.settings.kinds import BOOL, DURATION, INT32, PATH, STRING, STRING_MAP, SettingsGroup, setting
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerGcSettings:
+class ContainerGcSettings(Struct, frozen=True, kw_only=True):
     """Which dead containers are kept."""
 
     min_age: float
@@ -30,8 +30,7 @@ class ContainerGcSettings:
     """Dead containers kept on the node; negative is no limit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFlags:
+class NodeFlags(SettingsGroup):
     """What only the command line says."""
 
     config: str = setting("config", PATH, "", "Configuration file, YAML or JSON.", flag="config")

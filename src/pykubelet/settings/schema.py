@@ -8,11 +8,13 @@ Does not cover reading and writing (decode.py) nor rules between fields (validat
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any
 
-from pykubelet.settings.kinds import ListOf, Nested, Setting
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from pykubelet.settings.kinds import ListOf, Nested, Setting, declared
 from pykubelet.settings.schema_node import (
     NetworkSettings,
     NodeSettings,
@@ -38,8 +40,7 @@ API_VERSION = "kubelet.config.k8s.io/v1beta1"
 KIND = "KubeletConfiguration"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubeletConfig:
+class KubeletConfig(Struct, frozen=True, kw_only=True):
     """Every setting that a configuration file can hold."""
 
     server: ServerSettings = field(default_factory=ServerSettings)
@@ -80,8 +81,7 @@ GROUPS: dict[str, type[Any]] = {
 _SETTINGS_OF: dict[type[Any], dict[str, tuple[str, Setting]]] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettingRef:
+class SettingRef(Struct, frozen=True, kw_only=True):
     """One field of the configuration with its place in Python and on the wire."""
 
     attributes: tuple[str, ...]
@@ -100,8 +100,7 @@ def settings_of(cls: type[Any]) -> dict[str, tuple[str, Setting]]:
 
 
 def _read_fields(cls: type[Any]) -> dict[str, tuple[str, Setting]]:
-    found = ((f.name, f.metadata["setting"]) for f in fields(cls))
-    return {info.wire: (name, info) for name, info in found}
+    return {info.wire: (name, info) for name, info in declared(cls).items()}
 
 
 def _walk(cls: type[Any], attributes: tuple[str, ...], prefix: str) -> Iterator[SettingRef]:

@@ -7,7 +7,6 @@ Does not cover what concerns containers (schema_runtime.py) or resources (schema
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from pykubelet.settings.flag_forms import GATES, HEADERS, TAINTS, VMODULE, NodeTaint, VModuleItem
 from pykubelet.settings.kinds import (
@@ -24,13 +23,13 @@ from pykubelet.settings.kinds import (
     ListOf,
     MapOf,
     Nested,
+    SettingsGroup,
     nested,
     setting,
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodSourceSettings:
+class PodSourceSettings(SettingsGroup):
     """Where pods come from besides the API server, and how often everything is synced again."""
 
     static_pod_path: str = setting(
@@ -89,8 +88,7 @@ class PodSourceSettings:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSettings:
+class NodeSettings(SettingsGroup):
     """The API client, events, the Node object and this process's own limits."""
 
     kube_api_qps: int = setting(
@@ -186,8 +184,7 @@ class NodeSettings:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkSettings:
+class NetworkSettings(SettingsGroup):
     """Name resolution of pods and the few iptables chains."""
 
     cluster_domain: str = setting(
@@ -227,8 +224,7 @@ class NetworkSettings:
     iptables_drop_bit: int = setting("iptablesDropBit", INT32, 15, "Deprecated; 0 to 31.", optional=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextLogOptions:
+class TextLogOptions(SettingsGroup):
     split_stream: bool = setting(
         "splitStream",
         BOOL,
@@ -245,8 +241,7 @@ class TextLogOptions:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JsonLogOptions:
+class JsonLogOptions(SettingsGroup):
     split_stream: bool = setting(
         "splitStream",
         BOOL,
@@ -263,18 +258,12 @@ class JsonLogOptions:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogOptions:
-    text: TextLogOptions = field(
-        default_factory=TextLogOptions, metadata=nested("text", TextLogOptions, "For the text format.")
-    )
-    json: JsonLogOptions = field(
-        default_factory=JsonLogOptions, metadata=nested("json", JsonLogOptions, "For the JSON format.")
-    )
+class LogOptions(SettingsGroup):
+    text: TextLogOptions = nested("text", TextLogOptions, "For the text format.")
+    json: JsonLogOptions = nested("json", JsonLogOptions, "For the JSON format.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggingSettings:
+class LoggingSettings(SettingsGroup):
     """How this process logs."""
 
     format: str = setting("format", STRING, "text", "text or json.", flag="logging-format")
@@ -294,14 +283,10 @@ class LoggingSettings:
         flag="vmodule",
         flag_form=VMODULE,
     )
-    options: LogOptions = field(
-        default_factory=LogOptions,
-        metadata=nested("options", LogOptions, "Options of each format; need gate LoggingAlphaOptions."),
-    )
+    options: LogOptions = nested("options", LogOptions, "Options of each format; need gate LoggingAlphaOptions.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracingSettings:
+class TracingSettings(SettingsGroup):
     """Export of traces over OTLP."""
 
     endpoint: str | None = setting(
@@ -320,8 +305,7 @@ class TracingSettings:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessSettings:
+class ProcessSettings(SettingsGroup):
     """Feature gates, logging, tracing, metrics."""
 
     feature_gates: Mapping[str, bool] = setting(
@@ -332,12 +316,8 @@ class ProcessSettings:
         flag="feature-gates",
         flag_form=GATES,
     )
-    logging: LoggingSettings = field(
-        default_factory=LoggingSettings, metadata=nested("logging", LoggingSettings, "Logging.")
-    )
-    tracing: TracingSettings | None = field(
-        default=None, metadata=nested("tracing", TracingSettings, "Tracing.", optional=True)
-    )
+    logging: LoggingSettings = nested("logging", LoggingSettings, "Logging.")
+    tracing: TracingSettings | None = nested("tracing", TracingSettings, "Tracing.", optional=True)
     show_hidden_metrics_for_version: str = setting(
         "showHiddenMetricsForVersion",
         STRING,

@@ -7,7 +7,6 @@ Does not cover the CPU quota of containers (schema_runtime.py) nor rules between
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from pykubelet.settings.flag_forms import LANGLE_MAP, ONE_PAIR, RESERVED_MEMORY, MemoryReservation, PriorityGracePeriod
 from pykubelet.settings.kinds import (
@@ -21,6 +20,7 @@ from pykubelet.settings.kinds import (
     STRINGS,
     ListOf,
     Nested,
+    SettingsGroup,
     nested,
     setting,
 )
@@ -35,13 +35,11 @@ DEFAULT_EVICTION_HARD = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemorySwap:
+class MemorySwap(SettingsGroup):
     swap_behavior: str = setting("swapBehavior", STRING, "", "NoSwap or LimitedSwap (cgroup v2 only); empty is NoSwap.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CgroupSettings:
+class CgroupSettings(SettingsGroup):
     """Pod capacity, cgroups and what the kernel must offer."""
 
     max_pods: int = setting("maxPods", INT32, 110, "Pods this node can hold.", flag="max-pods")
@@ -84,9 +82,7 @@ class CgroupSettings:
         "Cgroup for all other processes of the machine; needs cgroupRoot.",
         flag="system-cgroups",
     )
-    memory_swap: MemorySwap = field(
-        default_factory=MemorySwap, metadata=nested("memorySwap", MemorySwap, "Use of swap.")
-    )
+    memory_swap: MemorySwap = nested("memorySwap", MemorySwap, "Use of swap.")
     fail_swap_on: bool = setting(
         "failSwapOn", BOOL, True, "Refuse to start while swap is on.", flag="fail-swap-on", optional=True
     )
@@ -129,8 +125,7 @@ class CgroupSettings:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReservationSettings:
+class ReservationSettings(SettingsGroup):
     """What of the machine is kept from pods."""
 
     enforce_node_allocatable: tuple[str, ...] = setting(
@@ -185,8 +180,7 @@ class ReservationSettings:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourceManagerSettings:
+class ResourceManagerSettings(SettingsGroup):
     """CPU, memory and topology managers."""
 
     cpu_manager_policy: str = setting("cpuManagerPolicy", STRING, "none", "none or static.", flag="cpu-manager-policy")
@@ -235,8 +229,7 @@ class ResourceManagerSettings:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvictionSettings:
+class EvictionSettings(SettingsGroup):
     """When pods are evicted because the node runs short."""
 
     eviction_hard: Mapping[str, str] = setting(
@@ -293,8 +286,7 @@ class EvictionSettings:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShutdownSettings:
+class ShutdownSettings(SettingsGroup):
     """Grace given to pods when the machine shuts down."""
 
     shutdown_grace_period: float = setting(

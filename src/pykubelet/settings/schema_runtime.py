@@ -6,8 +6,6 @@ Does not cover cgroups, reservations and eviction (schema_resources.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from pykubelet.settings.kinds import (
     BOOL,
     DURATION,
@@ -16,14 +14,14 @@ from pykubelet.settings.kinds import (
     PATH,
     STRING,
     STRINGS,
+    SettingsGroup,
     nested,
     quantity_of,
     setting,
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CrashLoopBackOff:
+class CrashLoopBackOff(SettingsGroup):
     max_container_restart_period: float | None = setting(
         "maxContainerRestartPeriod",
         DURATION,
@@ -33,8 +31,7 @@ class CrashLoopBackOff:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserNamespaces:
+class UserNamespaces(SettingsGroup):
     ids_per_pod: int = setting(
         "idsPerPod",
         INT64,
@@ -44,8 +41,7 @@ class UserNamespaces:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeSettings:
+class RuntimeSettings(SettingsGroup):
     """The container runtime and what containers are given."""
 
     container_runtime_endpoint: str = setting(
@@ -77,13 +73,8 @@ class RuntimeSettings:
         " as true here.",
         optional=True,
     )
-    crash_loop_back_off: CrashLoopBackOff = field(
-        default_factory=CrashLoopBackOff,
-        metadata=nested("crashLoopBackOff", CrashLoopBackOff, "Waiting after crashes."),
-    )
-    user_namespaces: UserNamespaces = field(
-        default_factory=UserNamespaces, metadata=nested("userNamespaces", UserNamespaces, "Size of user namespaces.")
-    )
+    crash_loop_back_off: CrashLoopBackOff = nested("crashLoopBackOff", CrashLoopBackOff, "Waiting after crashes.")
+    user_namespaces: UserNamespaces = nested("userNamespaces", UserNamespaces, "Size of user namespaces.")
     allowed_unsafe_sysctls: tuple[str, ...] = setting(
         "allowedUnsafeSysctls",
         STRINGS,
@@ -109,8 +100,7 @@ class RuntimeSettings:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageSettings:
+class ImageSettings(SettingsGroup):
     """Pulling images and throwing them away."""
 
     serialize_image_pulls: bool = setting(
@@ -181,8 +171,7 @@ class ImageSettings:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerLogSettings:
+class ContainerLogSettings(SettingsGroup):
     """Where container logs go and when they are rotated."""
 
     pod_logs_dir: str = setting(
@@ -216,8 +205,7 @@ class ContainerLogSettings:
         return quantity_of(self.max_size).value()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeSettings:
+class VolumeSettings(SettingsGroup):
     """Volumes and local storage."""
 
     volume_plugin_dir: str = setting(

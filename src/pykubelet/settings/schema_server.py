@@ -6,8 +6,6 @@ Does not cover the client side towards the API server (schema_node.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from pykubelet.settings.flag_forms import IP_ADDRESS
 from pykubelet.settings.kinds import (
     BOOL,
@@ -17,13 +15,13 @@ from pykubelet.settings.kinds import (
     STRING,
     STRINGS,
     ListOf,
+    SettingsGroup,
     nested,
     setting,
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class X509Authentication:
+class X509Authentication(SettingsGroup):
     client_ca_file: str = setting(
         "clientCAFile",
         PATH,
@@ -33,8 +31,7 @@ class X509Authentication:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WebhookAuthentication:
+class WebhookAuthentication(SettingsGroup):
     enabled: bool = setting(
         "enabled",
         BOOL,
@@ -53,8 +50,7 @@ class WebhookAuthentication:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnonymousAuthentication:
+class AnonymousAuthentication(SettingsGroup):
     enabled: bool = setting(
         "enabled",
         BOOL,
@@ -66,22 +62,13 @@ class AnonymousAuthentication:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Authentication:
-    x509: X509Authentication = field(
-        default_factory=X509Authentication, metadata=nested("x509", X509Authentication, "Client certificates.")
-    )
-    webhook: WebhookAuthentication = field(
-        default_factory=WebhookAuthentication, metadata=nested("webhook", WebhookAuthentication, "Bearer tokens.")
-    )
-    anonymous: AnonymousAuthentication = field(
-        default_factory=AnonymousAuthentication,
-        metadata=nested("anonymous", AnonymousAuthentication, "Requests without credentials."),
-    )
+class Authentication(SettingsGroup):
+    x509: X509Authentication = nested("x509", X509Authentication, "Client certificates.")
+    webhook: WebhookAuthentication = nested("webhook", WebhookAuthentication, "Bearer tokens.")
+    anonymous: AnonymousAuthentication = nested("anonymous", AnonymousAuthentication, "Requests without credentials.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WebhookAuthorization:
+class WebhookAuthorization(SettingsGroup):
     cache_authorized_ttl: float = setting(
         "cacheAuthorizedTTL",
         DURATION,
@@ -98,8 +85,7 @@ class WebhookAuthorization:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Authorization:
+class Authorization(SettingsGroup):
     mode: str = setting(
         "mode",
         STRING,
@@ -108,13 +94,10 @@ class Authorization:
         flag="authorization-mode",
         legacy="AlwaysAllow",
     )
-    webhook: WebhookAuthorization = field(
-        default_factory=WebhookAuthorization, metadata=nested("webhook", WebhookAuthorization, "Caching of answers.")
-    )
+    webhook: WebhookAuthorization = nested("webhook", WebhookAuthorization, "Caching of answers.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings:
+class ServerSettings(SettingsGroup):
     """The HTTPS server, the read-only server and the health server."""
 
     enable_server: bool = setting(
@@ -181,12 +164,8 @@ class ServerSettings:
         "Get the serving certificate through a certificate signing request instead of self-signing one.",
         flag="rotate-server-certificates",
     )
-    authentication: Authentication = field(
-        default_factory=Authentication, metadata=nested("authentication", Authentication, "Who a caller is.")
-    )
-    authorization: Authorization = field(
-        default_factory=Authorization, metadata=nested("authorization", Authorization, "What a caller may do.")
-    )
+    authentication: Authentication = nested("authentication", Authentication, "Who a caller is.")
+    authorization: Authorization = nested("authorization", Authorization, "What a caller may do.")
     enable_debugging_handlers: bool = setting(
         "enableDebuggingHandlers",
         BOOL,

@@ -9,8 +9,9 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from pykubelet.settings.decode import encode_config
 from pykubelet.settings.gates import Gates
@@ -55,8 +56,7 @@ def is_same_release(text: str) -> bool:
 MICROSECOND = 1e-6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentSettings:
+class EnvironmentSettings(Struct, frozen=True, kw_only=True):
     """What the process was started with."""
 
     notify_socket: str = ""
@@ -86,8 +86,7 @@ def read_environment(environ: Mapping[str, str], *, process_id: int) -> tuple[En
     return settings, problems
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(Struct, frozen=True, kw_only=True):
     """All settings. Managers read the group they need: `settings.config.images`."""
 
     config: KubeletConfig = field(default_factory=KubeletConfig)

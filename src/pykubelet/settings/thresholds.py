@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec import Struct
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.settings.errors import SettingsError
@@ -33,8 +34,7 @@ SIGNALS = frozenset(
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Amount:
+class Amount(Struct, frozen=True):
     """A quantity, or a share of the capacity."""
 
     quantity: Quantity | None = None
@@ -48,8 +48,7 @@ class Amount:
         return int(capacity * (self.share or 0.0))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Threshold:
+class Threshold(Struct, frozen=True, kw_only=True):
     """Pods are evicted while less than `amount` of what the signal measures is left."""
 
     signal: str

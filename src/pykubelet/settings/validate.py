@@ -11,8 +11,9 @@ import ipaddress
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from pykubelet.api.validation import names
 from pykubelet.model.topology import format_cpu_list, parse_cpu_list
@@ -540,8 +541,7 @@ def _check_shutdown(checks: Checks) -> None:
             checks.fault("shutdownGracePeriodByPodPriority", f"[{index}] must not be negative")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostFacts:
+class HostFacts(Struct, frozen=True, kw_only=True):
     """What the rules ask about the machine."""
 
     cgroup_v1: bool

@@ -16,11 +16,11 @@ from pathlib import Path
 from pykubelet.kit.clock import Clock
 from pykubelet.standalone import programs
 from pykubelet.standalone.errors import StandaloneError
+from pykubelet.standalone.image_names import BUSYBOX as BUSYBOX
+from pykubelet.standalone.image_names import PAUSE as PAUSE
+from pykubelet.standalone.image_names import TESTSERVER as TESTSERVER
 from pykubelet.standalone.packer import Archive, Entry, File, Folder, Image, Link, architecture, pack
 
-PAUSE = "pykubelet.local/pause:1"
-BUSYBOX = "pykubelet.local/busybox:1"
-TESTSERVER = "pykubelet.local/testserver:1"
 PATH = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 # The CRI plugin learns of an imported image by an event and then marks it; before that pods cannot use it.
 MANAGED_LABEL = "io.cri-containerd.image=managed"

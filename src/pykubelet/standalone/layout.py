@@ -57,6 +57,16 @@ class Layout(Struct, frozen=True):
         return self.state_dir / "boot"
 
     @property
+    def version_file(self) -> Path:
+        """What `containerd --version` said, and which program it was."""
+        return self.state_dir / "containerd-version.json"
+
+    @property
+    def images_file(self) -> Path:
+        """The offline images that were imported, and what they were packed from."""
+        return self.state_dir / "images.json"
+
+    @property
     def root(self) -> Path:
         """Images and snapshots: what outlives a reboot."""
         return self.state_dir / "root"

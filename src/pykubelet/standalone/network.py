@@ -31,7 +31,8 @@ logger = logging.getLogger(__name__)
 
 # Rarely used by routers, clouds or other container tools, which like the low 10.x networks.
 POOL = IPv4Network("10.203.0.0/16")
-PREFIX = 24
+PREFIX = 22
+"""A thousand pods each."""
 
 
 class FirewallFacts(Struct, frozen=True, kw_only=True):
@@ -115,7 +116,7 @@ class PodNetwork:
         conf = conflist(self._layout, self._subnet, firewall)
         self._layout.cni_conf.write_text(json.dumps(conf, indent=2) + "\n")
         try:
-            bridge.create(self.name, IPv4Interface(f"{self.gateway_ip}/{PREFIX}"))
+            bridge.create(self.name, IPv4Interface(f"{self.gateway_ip}/{self._subnet.prefixlen}"))
             Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
         except OSError as error:
             raise StandaloneError(f"the pod network's bridge {self.name} cannot be made: {error}") from error
@@ -126,7 +127,10 @@ class PodNetwork:
             logger.warning("iptables is missing or does not work: pods reach no other network, host ports do not work")
 
     async def remove(self) -> None:
-        """Take away the bridge, the rules and the address book; nothing of it being there is fine."""
+        """Take away the bridge, the rules and the address book; nothing of it being there is fine.
+
+        The configuration stays: containerd finds it at its next start, before the network is set up again.
+        """
         if self._iptables is not None and self._layout.cni_conf.exists():
             with contextlib.suppress(ValueError, KeyError, IndexError):
                 self._subnet = subnet_of(self._layout.cni_conf.read_text())
@@ -141,7 +145,6 @@ class PodNetwork:
         await host_calls.run(
             partial(shutil.rmtree, self._layout.ipam_dir, ignore_errors=True), name="removing leases", within=60.0
         )
-        self._layout.cni_conf.unlink(missing_ok=True)
 
     def _pick_subnet(self) -> IPv4Network:
         foreign = [network for interface, network in bridge.routes() if interface != self.name]

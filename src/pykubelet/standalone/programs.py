@@ -12,7 +12,6 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from pykubelet.kit.programs import run_program
 from pykubelet.standalone.errors import MissingProgram, StandaloneError
 
 # PATH of a service or of `su` often lacks the sbin folders where runc and iptables live.
@@ -105,6 +104,8 @@ async def run(
     check: bool = True,
 ) -> tuple[int, str]:
     """Run to the end; give the exit status and stdout. With `check` a failure raises with the program's own words."""
+    from pykubelet.kit.programs import run_program  # asyncio with it: finding programs does without
+
     words = [str(word) for word in command]
     try:
         finished = await run_program(words, stdin=stdin, seconds=within)

@@ -36,6 +36,7 @@ from pykubelet.stats.snapshot import (
     CgroupNames,
     ContainerSample,
     Group,
+    Look,
     NodeSample,
     PodItem,
     PodSample,
@@ -123,33 +124,35 @@ class StatsProvider:
         self._load = (0.0, 0)
         self._runtime_cannot = False
         """The runtime does not measure pods, and that was logged."""
-        self._last: dict[bool, tuple[float, Snapshot]] = {}
+        self._last: dict[Look, tuple[float, Snapshot]] = {}
 
     @property
     def disk(self) -> DiskSample:
         """Return the latest disk stats, however old."""
         return self._disk
 
-    async def snapshot(self, *, full: bool, stale_disk: bool = False, at_most: float | None = None) -> Snapshot:
-        """The node now, or at most `at_most` seconds ago. Without `full` only CPU and memory.
+    async def snapshot(self, look: Look, *, stale_disk: bool = False, at_most: float | None = None) -> Snapshot:
+        """The node now, or at most `at_most` seconds ago.
 
         Raises CriError when the runtime does not answer, unless older disk stats suffice (`stale_disk`).
         """
         oldest = self._clock.monotonic() - (self._settings.fresh_for if at_most is None else at_most)
         async with self._lock:
-            for kind in (True, False) if not full else (True,):
-                known = self._last.get(kind)
-                if known is not None and known[0] >= oldest and not (full and self.disk_problem and not stale_disk):
+            is_bad = look > Look.USAGE and self.disk_problem is not None and not stale_disk
+            for wider in range(look, Look.EVERYTHING + 1):
+                known = self._last.get(Look(wider))
+                if known is not None and known[0] >= oldest and not is_bad:
                     return known[1]
-            return await self._read_all(full, stale_disk)
+            return await self._read_all(look, stale_disk)
 
-    async def _read_all(self, full: bool, stale_disk: bool) -> Snapshot:
+    async def _read_all(self, look: Look, stale_disk: bool) -> Snapshot:
+        full = look > Look.USAGE
         started = self._clock.monotonic()
         settings = self._settings
         groups = pod_groups(self._table.pods(), settings.cgroups)
         inventory = take_inventory(self._table, groups, self._sandbox_images)
         measured = await self._measured(full) if settings.from_runtime else None
-        if full and measured is None and await self._learn_images(inventory):
+        if look is Look.EVERYTHING and measured is None and await self._learn_images(inventory):
             inventory = take_inventory(self._table, groups, self._sandbox_images)
         if (full or self._has_unlocated) and self._is_due("disks", settings.disks_every):
             try:
@@ -161,12 +164,12 @@ class StatsProvider:
                 if full and not stale_disk:
                     raise
         bounds_due = self._is_due("bounds", settings.bounds_every)
-        processes_due = full and self._is_due("processes", settings.processes_every)
+        processes_due = look is Look.EVERYTHING and self._is_due("processes", settings.processes_every)
         # To its end even when the caller is cancelled: the thread works on this object's state.
         looked_at = inventory if measured is None else ()
-        reading = await finish(self._reading(looked_at, full, bounds_due, processes_due), within=READ_WITHIN)
-        snapshot = self._assemble(inventory, reading, full, measured)
-        self._last[full] = (started, snapshot)
+        reading = await finish(self._reading(looked_at, look, bounds_due, processes_due), within=READ_WITHIN)
+        snapshot = self._assemble(inventory, reading, measured)
+        self._last[look] = (started, snapshot)
         return snapshot
 
     async def _measured(self, full: bool) -> Mapping[str, cri_pb2.PodSandboxStats] | None:
@@ -212,9 +215,9 @@ class StatsProvider:
         return True
 
     async def _reading(
-        self, inventory: Sequence[PodItem], full: bool, bounds_due: bool, processes_due: bool
+        self, inventory: Sequence[PodItem], look: Look, bounds_due: bool, processes_due: bool
     ) -> _Reading:
-        found: _Reading = await self._run(lambda: self._read(inventory, full, bounds_due, processes_due))
+        found: _Reading = await self._run(lambda: self._read(inventory, look, bounds_due, processes_due))
         return found
 
     def idle(self) -> list[str]:
@@ -235,7 +238,7 @@ class StatsProvider:
 
     # --- in the thread; one at a time by the lock -------------------------------------------------------------
 
-    def _read(self, inventory: Sequence[PodItem], full: bool, bounds_due: bool, processes_due: bool) -> _Reading:
+    def _read(self, inventory: Sequence[PodItem], look: Look, bounds_due: bool, processes_due: bool) -> _Reading:
         if bounds_due:
             self._bounds = {}
         if processes_due:
@@ -243,26 +246,27 @@ class StatsProvider:
         self._locate(inventory)
         reading = _Reading()
         names = self._settings.cgroups
-        self._read_group(ROOT, reading, full)
+        self._read_group(ROOT, reading, look)
         for path in (names.pods(), *self._settings.system_cgroups.values(), *names.classes()):
-            self._read_group(path, reading, full)
+            self._read_group(path, reading, look)
             reading.made[path] = self._cgroups.created_ns(path)
         for pod in inventory:
             if pod.group is not None:
-                self._read_group(pod.group, reading, full)
+                self._read_group(pod.group, reading, look)
             for container in pod.containers:
                 place = self._places.get(container.id)
                 if place is not None:
-                    self._read_group(place, reading, full, leaf=True)
-                    if full and place not in self._processes:
+                    self._read_group(place, reading, look, leaf=True)
+                    if look is Look.EVERYTHING and place not in self._processes:
                         pids = self._cgroups.processes(place)[:MOST_PROCESSES]
                         self._processes[place] = self._host.processes(pids)
-            if full:
-                self._read_sandbox(pod, reading)
-        if full:
+            if look > Look.USAGE:
+                self._read_sandbox(pod, reading, look)
+        if look > Look.USAGE:
             now = self._clock.now_ns()
             reading.node_network = self._host.network(now)
             reading.tasks = self._host.tasks(now)
+        if look is Look.EVERYTHING:
             reading.disks = self._host.disks()
         return reading
 
@@ -278,7 +282,7 @@ class StatsProvider:
                 elif wanted != pod.sandbox_id:
                     self._has_unlocated = True
 
-    def _read_group(self, path: str, reading: _Reading, full: bool, *, leaf: bool = False) -> None:
+    def _read_group(self, path: str, reading: _Reading, look: Look, *, leaf: bool = False) -> None:
         usage = self._cgroups.usage(path, self._clock.now_ns())
         if usage is None:
             return
@@ -286,12 +290,12 @@ class StatsProvider:
         bounds = self._bounds.get(path)
         if bounds is None:
             bounds = self._bounds[path] = self._cgroups.bounds(path)
-        if full:
-            reading.details[path] = self._cgroups.detail(path, bounds, leaf=leaf)
+        if look > Look.USAGE:
+            reading.details[path] = self._cgroups.detail(path, bounds, leaf=leaf, counters=look is Look.EVERYTHING)
 
-    def _read_sandbox(self, pod: PodItem, reading: _Reading) -> None:
+    def _read_sandbox(self, pod: PodItem, reading: _Reading, look: Look) -> None:
         now = self._clock.now_ns()
-        place = self._places.get(pod.sandbox_id)
+        place = self._places.get(pod.sandbox_id) if look is Look.EVERYTHING else None
         if place is not None and (usage := self._cgroups.usage(place, now)) is not None:
             reading.usages[place] = usage
         if not pod.host_network and (network := self._pod_network(pod, now)) is not None:
@@ -313,7 +317,6 @@ class StatsProvider:
         self,
         inventory: Sequence[PodItem],
         reading: _Reading,
-        full: bool,
         measured: Mapping[str, cri_pb2.PodSandboxStats] | None,
     ) -> Snapshot:
         settings = self._settings
@@ -343,7 +346,7 @@ class StatsProvider:
             )
         known = {each.id for pod in inventory for each in pod.containers} | {pod.sandbox_id for pod in inventory}
         self._rates.keep(reading.usages.keys() | known)
-        return Snapshot(time_ns=self._clock.now_ns(), full=full, node=node, pods=pods)
+        return Snapshot(time_ns=self._clock.now_ns(), node=node, pods=pods)
 
     def _group(self, path: str, reading: _Reading) -> Group:
         usage = reading.usages.get(path)

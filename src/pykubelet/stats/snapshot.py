@@ -7,6 +7,7 @@ host's network are left out: they would be the machine's, once more for every su
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -31,6 +32,18 @@ from pykubelet.model.stats import (
     TaskCounts,
 )
 from pykubelet.pods.table import PodTable
+
+
+class Look(enum.IntEnum):
+    """How much of the node a snapshot shows; each look has all of those before it."""
+
+    USAGE = 0
+    """CPU and memory."""
+    SUMMARY = 1
+    """Disks, networks and pressure, too."""
+    EVERYTHING = 2
+    """Also the counters that only /metrics/cadvisor has."""
+
 
 NO_IMAGES: Mapping[str, str] = MappingProxyType({})
 
@@ -196,8 +209,6 @@ class NodeSample(Measurement, frozen=True, kw_only=True):
 
 class Snapshot(Measurement, frozen=True, kw_only=True):
     time_ns: int
-    full: bool
-    """False: CPU and memory only."""
     node: NodeSample
     pods: tuple[PodSample, ...]
 

@@ -15,7 +15,7 @@ from pykubelet.kit.metrics import Registry, render_labels
 from pykubelet.stats.cadvisor import DiskNames, render_cadvisor
 from pykubelet.stats.provider import StatsProvider
 from pykubelet.stats.runtime_metrics import RuntimeMetrics
-from pykubelet.stats.snapshot import Group, PodSample, Snapshot
+from pykubelet.stats.snapshot import Group, Look, PodSample, Snapshot
 from pykubelet.stats.summary import Summary, summarize
 from pykubelet.stats.volumes import PodVolumeStats, VolumeStatsCalculator
 
@@ -55,7 +55,7 @@ class NodeStatsSource:
         self._encoder = msgspec.json.Encoder()
 
     async def summary_value(self, *, only_cpu_and_memory: bool) -> Summary:
-        snapshot = await self._provider.snapshot(full=not only_cpu_and_memory)
+        snapshot = await self._provider.snapshot(Look.USAGE if only_cpu_and_memory else Look.SUMMARY)
         return summarize(
             snapshot,
             node_name=self._node_name,
@@ -72,7 +72,7 @@ class NodeStatsSource:
         """Return the text of /metrics/cadvisor; it shows when disk stats are old because the runtime did not answer."""
         if self._runtime_metrics is not None:
             return f"{await self._runtime_metrics.text()}{self._machine_text}\n"
-        snapshot = await self._provider.snapshot(full=True, stale_disk=True)
+        snapshot = await self._provider.snapshot(Look.EVERYTHING, stale_disk=True)
         return render_cadvisor(
             snapshot,
             machine=self._machine_text,
@@ -81,7 +81,7 @@ class NodeStatsSource:
         )
 
     async def resource(self) -> str:
-        snapshot = await self._provider.snapshot(full=False)
+        snapshot = await self._provider.snapshot(Look.USAGE)
         return render_resource(snapshot if snapshot.node.root.usage is not None else None, hidden=self._shows_hidden)
 
     def _pod_volumes(self) -> Mapping[str, PodVolumeStats]:

@@ -59,6 +59,7 @@ class Housekeeping:
         self._volumes = volumes
         self._holders = holders
         self._chores = chores
+        self._clock = ctx.clock
         self._due = Wakeup()
         self._logged: Once[str] = Once()
         self._measure = _Measures(ctx.metrics)
@@ -69,7 +70,7 @@ class Housekeeping:
     async def run(self) -> None:
         while True:
             if await self._due.wait(at_most=PERIOD):
-                await self._due.wait(at_most=SETTLE)
+                await self._clock.sleep(SETTLE)
             if self._sources.all_ready():
                 await self.tidy()
 

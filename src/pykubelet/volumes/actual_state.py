@@ -10,8 +10,8 @@ import asyncio
 import enum
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from pykubelet.api.types import Pod
@@ -43,8 +43,7 @@ class Step(enum.Enum):
     UNMOUNT = "volume_unmount"
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class VolumeEntry:
+class VolumeEntry(Struct, eq=False, kw_only=True):
     uid: str
     name: str
     """Its name in the pod; for one found after a restart, its folder."""
@@ -144,8 +143,7 @@ def failure_of(entry: VolumeEntry, clock: Clock) -> VolumeFailed:
     )
 
 
-@dataclass(slots=True, eq=False)
-class PodVolumes:
+class PodVolumes(Struct, eq=False):
     uid: str
     entries: dict[str, VolumeEntry] = field(default_factory=dict)
     _waiters: list[asyncio.Future[None]] = field(default_factory=list)

@@ -14,9 +14,10 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
+
+from msgspec import Struct
 
 from pykubelet.model.events import EventRecorder
 from pykubelet.model.reasons import WARNING
@@ -70,8 +71,7 @@ def give(
         )
 
 
-@dataclass(slots=True)
-class _Change:
+class _Change(Struct):
     """What is changed in each file, and how many could not be changed."""
 
     gid: int
@@ -106,8 +106,7 @@ class _Change:
                 os.chmod(itself, wanted)
 
 
-@dataclass(slots=True)
-class _Level:
+class _Level(Struct):
     """A folder on the way down; closed (-1) while far above, and identified by its inode when opened again."""
 
     descriptor: int

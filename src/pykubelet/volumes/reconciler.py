@@ -34,6 +34,7 @@ from pykubelet.volumes.ownership import report_slow_ownership
 from pykubelet.volumes.plugins.plugin import Files, RemotePlugin, SetUp, VolumePlugin
 from pykubelet.volumes.plugins.registry import Leftover, Plugins
 from pykubelet.volumes.reconstruct import forget_attached, note_attached
+from pykubelet.volumes.selinux import LabelMetrics
 from pykubelet.volumes.spec import VolumeSpec, is_claimed, qualified_plugin, server_of, spec_of
 from pykubelet.volumes.subpath import clean_subpaths
 
@@ -79,6 +80,7 @@ class Reconciler:
         self._clock, self._events, self._recorder = ctx.clock, ctx.events, ctx.recorder
         self._fits_node = rules.fits_node
         self._labels = rules.labels
+        self._label_metrics = LabelMetrics(ctx.metrics)
         self._controller_attaches = rules.controller_attaches
         self._on_settled = on_settled
         self.tasks = KeyedTasks(
@@ -294,6 +296,8 @@ class Reconciler:
     def _check(self, entry: VolumeEntry, pod: Pod, spec: VolumeSpec) -> None:
         if self._is_leaving(entry, spec):
             raise VolumeProblem("what an earlier run left of it is still being taken away")
+        if self._labels.default and not entry.in_pod and not entry.failures:
+            self._count_labels(entry, pod, spec)
         alone = spec.access_modes == ("ReadWriteOncePod",)
         label = self._label(pod, spec)
         labelled = bool(spec.persistent and self._labels.concern(spec) and self.plugin_of(spec).mounts_with_label(spec))
@@ -308,6 +312,16 @@ class Reconciler:
             if has != label:
                 # A mount has one label.
                 raise VolumeProblem(f"another pod has it mounted with SELinux label {has!r}, this one needs {label!r}")
+
+    def _count_labels(self, entry: VolumeEntry, pod: Pod, spec: VolumeSpec) -> None:
+        others = [
+            each.pod
+            for each in self._table.entries()
+            if each.pod is not None and each.uid != entry.uid and each.spec is not None
+            if spec.persistent and each.spec.persistent == spec.persistent
+        ]
+        supported = self.plugin_of(spec).mounts_with_label(spec)
+        self._label_metrics.count(self._labels, pod, spec, supported=supported, others=others)
 
     def _label(self, pod: Pod, spec: VolumeSpec) -> str:
         return self._labels.label(pod, spec, supported=self.plugin_of(spec).mounts_with_label(spec))

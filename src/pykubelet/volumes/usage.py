@@ -17,12 +17,11 @@ import os
 import stat
 import threading
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod
@@ -233,8 +232,7 @@ _CHECK_EVERY: Final = 256
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-@dataclass(slots=True, eq=False)
-class _Level:
+class _Level(Struct, eq=False):
     name: str
     descriptor: int | None
     identity: tuple[int, int]

@@ -21,7 +21,7 @@ WHERE = {
     "load": 0.1,
     "volumes": "none",
     "rounds": 3,
-    "floor": "4",
+    "floor": {"burst": "4", "delete": "50"},
     "commit": "abc",
 }
 

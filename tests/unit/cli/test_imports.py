@@ -61,7 +61,7 @@ def imported(words: list[str], folder: Path) -> set[str]:
         ("logs web", LIGHT, 26),
         ("restart web", LIGHT, 26),
         ("top", LIGHT, 19),
-        ("image list", LIGHT, 19),
+        ("image ls", LIGHT, 19),
         ("shutdown", LIGHT, 22),
         ("exec web -- ls", HEAVY - {"asyncio", "ssl"} | THE_AGENT - {"pykubelet.kit.tasks"}, 34),
         ("port-forward web 80", HEAVY - {"asyncio", "ssl"} | THE_AGENT - {"pykubelet.kit.tasks"}, 34),

@@ -111,6 +111,17 @@ async def test_a_request_that_fits_becomes_the_allocation_on_disk(tmp_path: Path
     assert bench.allocated_cpu("a") == "2"
 
 
+async def test_a_pod_is_merged_with_its_allocation_once(tmp_path: Path) -> None:
+    fixture = AllocationFixture(tmp_path)
+    fixture.allocations.admitted(asking("a", "500m"))
+    larger = asking("a", "900m")
+    merged = fixture.allocations.allocated(larger)
+    assert merged.spec.containers[0].resources == ResourceRequirements(requests={"cpu": "500m"})
+    assert fixture.allocations.allocated(larger) is merged
+    fixture.allocations.admitted(larger)
+    assert fixture.allocations.allocated(larger) is larger
+
+
 async def test_waiting_requests_are_judged_in_their_order(tmp_path: Path) -> None:
     bench = AllocationFixture(tmp_path)
     for name in ("low", "high", "down"):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import threading
 import zlib
 from collections.abc import Iterator
@@ -13,7 +16,7 @@ from typing import Any
 import pytest
 
 from pykubelet.kit import files
-from pykubelet.kit.files import Checkpoint, CheckpointDamaged, Envelope, write_atomic
+from pykubelet.kit.files import Checkpoint, CheckpointDamaged, Envelope, remove_unfinished, write_atomic
 
 
 @pytest.mark.parametrize(
@@ -144,3 +147,22 @@ async def test_a_refused_write_is_told_and_tried_again(tmp_path: Path, disk: Slo
     disk.fails = False
     await file.flush()
     assert file.path.read_bytes() == b"1"
+
+
+def test_what_a_killed_writer_left_is_removed_and_what_another_is_writing_is_not(tmp_path: Path) -> None:
+    write = (
+        "import os, sys; from pathlib import Path; from pykubelet.kit import files\n"
+        "os.replace = lambda *paths: os.kill(os.getpid(), 9)\n"
+        "files.write_atomic(Path(sys.argv[1]), b'new')"
+    )
+    state = tmp_path / "state"
+    state.write_bytes(b"old")
+    subprocess.run([sys.executable, "-c", write, str(state)], check=False)
+    (left,) = tmp_path.glob(".*")
+    mine, others = tmp_path / f".state.{os.getpid()}.tmp", tmp_path / f".state.{os.getppid()}.tmp"
+    for path in (mine, others, tmp_path / ".hidden", tmp_path / ".name.tmp"):
+        path.touch()
+    remove_unfinished(tmp_path)
+    assert not left.exists() and not mine.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"state", others.name, ".hidden", ".name.tmp"}
+    assert state.read_bytes() == b"old"

@@ -18,6 +18,7 @@ from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import CriError, PykubeletError
 from pykubelet.model.pod import PodUID
+from pykubelet.model.runtime_status import SandboxState
 from pykubelet.pleg.inspect import inspect_pod
 from pykubelet.pods.record import PodWorker, WorkerState
 from pykubelet.pods.table import PodTable
@@ -369,6 +370,32 @@ async def test_a_gone_pod_can_be_collected_soon(node: Node) -> None:
         await node.clock.sleep(SOON)
         assert node.left() == (0, 0) and node.logs() == [] and node.links() == 0
         assert len(node.cri.called("remove_pod_sandbox")) == 1
+
+
+async def test_a_sandbox_that_another_one_replaced_goes_soon(node: Node) -> None:
+    async with node.up():
+        old, new = await node.sandbox("web"), await node.sandbox("web", attempt=1)
+        await node.cri.stop_pod_sandbox(old)
+        node.gc.prune_sandboxes_soon("uid-web")
+        await node.clock.sleep(SOON)
+        assert list(node.cri.sandboxes) == [new]
+        await node.cri.stop_pod_sandbox(new)
+        node.gc.prune_sandboxes_soon("uid-web")
+        await node.clock.sleep(SOON)
+        assert list(node.cri.sandboxes) == [new], "the newest stays, for its addresses"
+
+
+async def test_the_last_sandbox_of_a_gone_pod_that_ends_late_takes_everything_with_it(node: Node) -> None:
+    """A killed agent's call may go on in the runtime: the first pass of the next agent still sees the sandbox ready."""
+    await node.ended_pod("old")
+    (box,) = node.cri.sandboxes.values()
+    box.state = SandboxState.READY
+    node.table.gone.add("uid-old")
+    async with node.up():
+        await node.cri.stop_pod_sandbox(box.id)
+        node.gc.prune_sandboxes_soon("uid-old")
+        await node.clock.sleep(SOON)
+        assert node.left() == (0, 0) and node.logs() == []
 
 
 async def test_an_ended_pod_is_removed_soon_after_the_runtime_is_back(node: Node) -> None:

@@ -64,14 +64,13 @@ async def test_who_goes_first() -> None:
     waiting = [
         ("new", Rank.NEW, 1),
         ("big", Rank.NEW, 3),
-        ("stop", Rank.STOP, 0),
         ("critical", Rank.CRITICAL, 2),
         ("container", Rank.CONTAINER, 0),
         ("restart", Rank.RESTART, 0),
     ]
     first = [bench.call(f"first{n}", seconds=0.1) for n in range(2)]
     await bench.all(*first, *(bench.call(uid, rank, size, 0.1) for uid, rank, size in waiting))
-    assert bench.begun[2:] == ["restart", "container", "critical", "stop", "new", "big"]
+    assert bench.begun[2:] == ["restart", "container", "critical", "new", "big"]
 
 
 async def test_a_pod_with_its_sandbox_keeps_the_place_for_its_container() -> None:
@@ -130,18 +129,12 @@ async def test_on_a_slow_machine_slow_is_usual() -> None:
     assert bench.clock.monotonic() - begun == pytest.approx(12.0)
 
 
-async def test_a_stop_holds_its_place_for_a_moment_only() -> None:
+async def test_starts_and_stops_do_not_wait_for_each_other() -> None:
     bench = Bench()
-    stops = [bench.call(f"stop{n}", Rank.STOP, seconds=30.0) for n in range(2)]
-    await bench.all(*stops, bench.call("new", Rank.NEW))
-    assert bench.at["new"] == pytest.approx(0.5)
-
-
-async def test_a_stop_waits_for_a_moment_only() -> None:
-    bench = Bench()
-    hanging = [bench.call(f"hangs{n}", seconds=30.0) for n in range(2)]
-    await bench.all(*hanging, bench.call("stop", Rank.STOP))
-    assert bench.at["stop"] == pytest.approx(1.0)
+    starts = [bench.call(f"start{n}", Rank.NEW) for n in range(2)]
+    await bench.all(*starts, *(bench.call(f"stop{n}", Rank.STOP) for n in range(8)), bench.call("last", Rank.STOP))
+    assert {bench.at[f"stop{n}"] for n in range(8)} == {0.0}
+    assert bench.at["last"] == pytest.approx(0.5), "a stop holds its place for a moment only"
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ import contextlib
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
+
+from msgspec.structs import replace
 
 from pykubelet.api.types import (
     Pod,

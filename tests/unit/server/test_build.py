@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pykubelet.kit.clock import SystemClock
 from pykubelet.server.build import flag_values, https, servable, serving_files

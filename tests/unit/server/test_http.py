@@ -11,13 +11,13 @@ import shutil
 import socket
 import ssl
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import uvloop
 from msgspec import structs
+from msgspec.structs import replace
 
 from pykubelet.server.listeners import CannotListen, Limits, LocalAddress
 from pykubelet.server.routes import Offers, main_routes

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from pykubelet.settings.schema import KubeletConfig
 from pykubelet.settings.validate import HostFacts, host_problems, node_label_problems

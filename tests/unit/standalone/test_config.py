@@ -9,14 +9,9 @@ from typing import Any
 import pytest
 
 from pykubelet.standalone.config import ContainerdFacts, render
-from pykubelet.standalone.containerd import (
-    CAP_SYS_RESOURCE,
-    forget_last_boot,
-    has_capability,
-    last_lines,
-    parse_version,
-)
+from pykubelet.standalone.containerd import last_lines
 from pykubelet.standalone.errors import StandaloneError
+from pykubelet.standalone.launch import CAP_SYS_RESOURCE, forget_last_boot, has_capability, parse_version
 from pykubelet.standalone.layout import Layout
 
 LAYOUT = Layout(Path("/run/p"))

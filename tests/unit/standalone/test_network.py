@@ -28,6 +28,7 @@ SUBNET = IPv4Network("10.203.5.0/24")
 def test_same_name_gets_the_same_subnet() -> None:
     assert choose_subnet("a", []) == choose_subnet("a", [])
     assert choose_subnet("a", []).subnet_of(POOL)
+    assert choose_subnet("a", []).num_addresses > 1000  # a node of 500 pods, with as many that are just ending
 
 
 def test_taken_subnets_are_avoided() -> None:

@@ -41,7 +41,7 @@ def test_usage_of_a_group(version: int, tmp_path: Path) -> None:
 def test_details_of_a_group(version: int, tmp_path: Path) -> None:
     found = stats_of(version, tmp_path)
     bounds = found.bounds(POD)
-    detail = found.detail(POD, bounds, leaf=True)
+    detail = found.detail(POD, bounds, leaf=True, counters=True)
     assert (detail.user_ns, detail.system_ns) == (3_000_000_000, 2_000_000_000)
     assert (detail.periods, detail.throttled_periods, detail.throttled_ns) == (50, 5, 7_000_000_000)
     assert (detail.max_usage, detail.limit_hits, detail.oom_kills) == (30_000, 4, 2)
@@ -92,7 +92,7 @@ def test_the_root_is_the_machine(version: int, tmp_path: Path) -> None:
     assert usage.cpu_ns == 90_000_000_000
     assert (usage.memory.usage, usage.memory.working_set) == (500_000, 497_000)
     assert usage.memory.swap == 1024
-    detail = found.detail("/", CgroupBounds(), leaf=False)
+    detail = found.detail("/", CgroupBounds(), leaf=False, counters=True)
     assert detail.io_pressure is not None and detail.io_pressure.some.total == 2_500_000
 
 
@@ -104,7 +104,7 @@ def test_a_group_that_is_gone(version: int, tmp_path: Path) -> None:
     assert found.processes("/kubepods/gone") == ()
     assert found.locate("/kubepods/gone", "abc") is None
     assert found.created_ns("/kubepods/gone") == 0
-    gone = found.detail("/kubepods/gone", CgroupBounds(), leaf=False)
+    gone = found.detail("/kubepods/gone", CgroupBounds(), leaf=False, counters=True)
     assert gone == CgroupDetail(limit_hits=gone.limit_hits)
 
 
@@ -131,7 +131,7 @@ def test_hybrid_pressure_comes_from_the_unified_tree(tmp_path: Path) -> None:
     write(cgroups, group(1, POD))
     line = "some avg10=0.00 avg60=0.00 avg300=0.00 total=5\n"
     write(cgroups, {f"unified{POD}/{kind}.pressure": line for kind in ("cpu", "memory", "io")})
-    detail = CgroupStats(root=cgroups, proc=proc).detail(POD, CgroupBounds(), leaf=False)
+    detail = CgroupStats(root=cgroups, proc=proc).detail(POD, CgroupBounds(), leaf=False, counters=True)
     assert detail.cpu_pressure is not None and detail.cpu_pressure.some.total == 5
     assert detail.cpu_pressure.full.total == 0
 

@@ -16,7 +16,8 @@ from pykubelet.kit.clock import LoopClock
 from pykubelet.model.errors import CriError
 from pykubelet.model.runtime_status import ContainerState, NamespaceMode
 from pykubelet.stats.provider import CpuRates
-from pykubelet.stats.snapshot import CgroupNames, Snapshot, pod_item
+from pykubelet.stats.snapshot import CgroupNames, Look, Snapshot, pod_item
+from pykubelet.stats.summary import summarize
 from tests.builders import a_pod
 from tests.unit.stats.making import StatsFixture, a_status, an_observed_container
 
@@ -27,7 +28,7 @@ BOTH = pytest.mark.parametrize("version", [1, 2])
 async def test_a_full_look(version: int, tmp_path: Path) -> None:
     bed = StatsFixture(version, tmp_path)
     path = bed.add("web")
-    snapshot = await bed.provider.snapshot(full=True)
+    snapshot = await bed.provider.snapshot(Look.EVERYTHING)
     (pod,) = snapshot.pods
     (container,) = pod.containers
     assert (pod.group.path, container.group.path) == (path, f"{path}/con-web")
@@ -49,34 +50,56 @@ async def test_a_quick_look_asks_the_runtime_nothing(version: int, tmp_path: Pat
     bed = StatsFixture(version, tmp_path)
     bed.add("web")
     bed.runtime.broken = True
-    snapshot = await bed.provider.snapshot(full=False)
+    snapshot = await bed.provider.snapshot(Look.USAGE)
     assert snapshot.pods[0].containers[0].group.usage is not None
     assert snapshot.pods[0].network is None and bed.runtime.calls == 0
+
+
+@BOTH
+async def test_the_summary_is_the_same_without_the_counters_of_dashboards(version: int, tmp_path: Path) -> None:
+    bed = StatsFixture(version, tmp_path)
+    path = bed.add("web")
+    shown = []
+    for look in (Look.SUMMARY, Look.EVERYTHING):
+        snapshot = await bed.provider.snapshot(look, at_most=-1.0)
+        shown.append(summarize(snapshot, node_name="n", memory_bytes=1 << 30, swap_bytes=0, volumes={}, full=True))
+        detail = snapshot.pods[0].containers[0].group.detail
+        assert detail is not None and (detail.max_usage is None) == (look is Look.SUMMARY), path
+    assert shown[0] == shown[1]
+
+
+async def test_a_look_serves_those_who_want_less(tmp_path: Path) -> None:
+    bed = StatsFixture(1, tmp_path)
+    bed.add("web")
+    summary = await bed.provider.snapshot(Look.SUMMARY)
+    assert await bed.provider.snapshot(Look.USAGE) is summary
+    everything = await bed.provider.snapshot(Look.EVERYTHING)
+    assert everything is not summary
 
 
 async def test_snapshots_that_fall_together_are_one(tmp_path: Path) -> None:
     bed = StatsFixture(1, tmp_path)
     bed.add("web")
-    snapshots: list[Snapshot] = await asyncio.gather(*[bed.provider.snapshot(full=True) for _ in range(5)])
+    snapshots: list[Snapshot] = await asyncio.gather(*[bed.provider.snapshot(Look.EVERYTHING) for _ in range(5)])
     assert all(each is snapshots[0] for each in snapshots) and bed.runtime.calls == 1
-    assert await bed.provider.snapshot(full=False) is snapshots[0]
-    assert await bed.provider.snapshot(full=False, at_most=0.0) is snapshots[0]  # no time has passed at all
+    assert await bed.provider.snapshot(Look.USAGE) is snapshots[0]
+    assert await bed.provider.snapshot(Look.USAGE, at_most=0.0) is snapshots[0]  # no time has passed at all
     await bed.clock.sleep(1.5)
-    assert await bed.provider.snapshot(full=True) is not snapshots[0]
+    assert await bed.provider.snapshot(Look.EVERYTHING) is not snapshots[0]
     assert bed.runtime.calls == 1  # disks are read every ten seconds only
     await bed.clock.sleep(10)
-    await bed.provider.snapshot(full=True)
+    await bed.provider.snapshot(Look.EVERYTHING)
     assert bed.runtime.calls == 2
 
 
 async def test_cpu_rate_from_two_snapshots(tmp_path: Path) -> None:
     bed = StatsFixture(2, tmp_path)
     path = bed.add("web")
-    first = await bed.provider.snapshot(full=False)
+    first = await bed.provider.snapshot(Look.USAGE)
     assert first.pods[0].group.rate is None
     await bed.clock.sleep(4)
     bed.group(f"{path}/con-web", cpu_ns=7_000_000_000)
-    second = await bed.provider.snapshot(full=False)
+    second = await bed.provider.snapshot(Look.USAGE)
     assert second.pods[0].containers[0].group.rate == pytest.approx(500_000_000, rel=1e-6)
     assert second.pods[0].group.rate == 0
 
@@ -86,34 +109,34 @@ async def test_a_runtime_that_fails(tmp_path: Path) -> None:
     bed.add("web")
     bed.runtime.broken = True
     with pytest.raises(CriError):
-        await bed.provider.snapshot(full=True)
-    snapshot = await bed.provider.snapshot(full=True, stale_disk=True)
+        await bed.provider.snapshot(Look.EVERYTHING)
+    snapshot = await bed.provider.snapshot(Look.EVERYTHING, stale_disk=True)
     assert snapshot.pods[0].containers[0].layer is None and bed.provider.disk_problem is not None
     with pytest.raises(CriError):
-        await bed.provider.snapshot(full=True)
+        await bed.provider.snapshot(Look.EVERYTHING)
     bed.runtime.broken = False
-    assert (await bed.provider.snapshot(full=True)).pods[0].containers[0].layer is not None
+    assert (await bed.provider.snapshot(Look.EVERYTHING)).pods[0].containers[0].layer is not None
     assert bed.provider.disk_problem is None
 
 
 async def test_containers_without_a_cgroup_have_the_runtimes_figures(tmp_path: Path) -> None:
     bed = StatsFixture(1, tmp_path)
     bed.add("web", groups=False)
-    snapshot = await bed.provider.snapshot(full=True)
+    snapshot = await bed.provider.snapshot(Look.EVERYTHING)
     (pod,) = snapshot.pods
     assert pod.containers[0].group.usage is not None and pod.group.usage is not None
     assert pod.containers[0].group.usage.cpu_ns == 3
     assert pod.group.usage.memory is not None and pod.group.usage.memory.working_set == 4321
     bed.runtime.calls = 0
     await bed.clock.sleep(11)
-    await bed.provider.snapshot(full=False)
+    await bed.provider.snapshot(Look.USAGE)
     assert bed.runtime.calls == 1  # also a quick snapshot needs them now
 
 
 async def test_pods_on_the_hosts_network_have_no_network_of_their_own(tmp_path: Path) -> None:
     bed = StatsFixture(1, tmp_path)
     bed.add("web", network=NamespaceMode.NODE)
-    assert (await bed.provider.snapshot(full=True)).pods[0].network is None
+    assert (await bed.provider.snapshot(Look.EVERYTHING)).pods[0].network is None
 
 
 @BOTH
@@ -129,7 +152,7 @@ async def test_a_sandbox_without_a_process_has_the_network_of_its_containers(
     if not has_group:
         for box in list(bed.cgroup_root.glob(f"**{path}/box-web")):
             shutil.rmtree(box)
-    (pod,) = (await bed.provider.snapshot(full=True)).pods
+    (pod,) = (await bed.provider.snapshot(Look.EVERYTHING)).pods
     assert pod.network is not None and pod.network.interfaces[0].rx_bytes == 1000
 
 
@@ -137,11 +160,11 @@ async def test_pods_come_and_go(tmp_path: Path) -> None:
     bed = StatsFixture(1, tmp_path)
     bed.add("web")
     bed.add("old")
-    assert len((await bed.provider.snapshot(full=False)).pods) == 2
+    assert len((await bed.provider.snapshot(Look.USAGE)).pods) == 2
     del bed.statuses["uid-old"]
     bed.statuses["uid-stranger"] = a_status("stranger", an_observed_container("x", "y"))
     await bed.clock.sleep(2)
-    assert [pod.item.name for pod in (await bed.provider.snapshot(full=False)).pods] == ["web"]
+    assert [pod.item.name for pod in (await bed.provider.snapshot(Look.USAGE)).pods] == ["web"]
 
 
 async def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
@@ -150,7 +173,7 @@ async def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
     bed.runtime.stats = []
     empty = StatsFixture(1, tmp_path / "b")
     empty.cgroups = bed.cgroups
-    snapshot = await bed.provider.snapshot(full=True)
+    snapshot = await bed.provider.snapshot(Look.EVERYTHING)
     assert snapshot.pods[0].group.usage is None
     assert "web" in (await bed.source.summary(only_cpu_and_memory=False)).decode()
     await bed.source.cadvisor()
@@ -189,9 +212,9 @@ async def test_a_caller_that_goes_spoils_nothing(tmp_path: Path) -> None:
     bed.add("web")
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1):
-            await bed.provider.snapshot(full=False)
+            await bed.provider.snapshot(Look.USAGE)
     assert len(reads) == 1  # it was read to the end before the next may begin
-    assert len((await bed.provider.snapshot(full=False)).pods) == 1
+    assert len((await bed.provider.snapshot(Look.USAGE)).pods) == 1
 
 
 SECOND = 1_000_000_000

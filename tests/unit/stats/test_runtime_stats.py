@@ -13,6 +13,7 @@ from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import CriError, RuntimeDown, Unimplemented
 from pykubelet.model.runtime_status import NamespaceMode
 from pykubelet.stats.runtime_metrics import render
+from pykubelet.stats.snapshot import Look
 from pykubelet.wire import cri_pb2 as pb
 from tests.unit.stats.making import CREATED, StatsFixture, container_stats
 
@@ -94,7 +95,7 @@ async def test_no_cgroup_of_a_pod_is_looked_at(tmp_path: Path) -> None:
         return usage(path, now)
 
     bed.cgroups.usage = noted
-    await bed.provider.snapshot(full=True)
+    await bed.provider.snapshot(Look.EVERYTHING)
     assert "/" in looked_at and not [path for path in looked_at if "poduid" in path]
     assert bed.runtime.asked_images == []
 
@@ -111,19 +112,19 @@ async def test_a_quick_look_asks_the_runtime_once(tmp_path: Path) -> None:
 
 async def test_a_rate_that_the_runtime_does_not_know_comes_from_two_readings(tmp_path: Path) -> None:
     bed = a_bed(tmp_path)
-    first = await bed.provider.snapshot(full=False)
+    first = await bed.provider.snapshot(Look.USAGE)
     assert first.pods[0].group.rate is None
     await bed.clock.sleep(2)
     bed.runtime.pod_stats = [pod_stats("web", cpu_ns=1_000_000_070)]
     bed.runtime.pod_stats[0].linux.cpu.timestamp = CREATED + 2_000_000_000
-    second = await bed.provider.snapshot(full=False)
+    second = await bed.provider.snapshot(Look.USAGE)
     assert second.pods[0].group.rate == 500_000_000
 
 
 async def test_a_pod_without_figures_of_its_own_is_the_sum_of_its_containers(tmp_path: Path) -> None:
     bed = a_bed(tmp_path)
     bed.runtime.pod_stats[0].linux.ClearField("cpu")
-    [pod] = (await bed.provider.snapshot(full=True)).pods
+    [pod] = (await bed.provider.snapshot(Look.EVERYTHING)).pods
     assert pod.group.usage is not None and pod.group.usage.cpu_ns == 60
     assert pod.group.usage.memory is not None and pod.group.usage.memory.working_set == 4321
 
@@ -132,7 +133,7 @@ async def test_pods_on_the_hosts_network_have_no_network_figures(tmp_path: Path)
     bed = a_bed(tmp_path)
     bed.add("host", network=NamespaceMode.NODE)
     bed.runtime.pod_stats.append(pod_stats("host"))
-    by_name = {pod.item.name: pod for pod in (await bed.provider.snapshot(full=True)).pods}
+    by_name = {pod.item.name: pod for pod in (await bed.provider.snapshot(Look.EVERYTHING)).pods}
     assert by_name["host"].network is None and by_name["web"].network is not None
 
 
@@ -140,7 +141,7 @@ async def test_a_runtime_that_does_not_measure_pods(tmp_path: Path, caplog: pyte
     bed = a_bed(tmp_path)
     bed.runtime.pod_problem = Unimplemented("unknown method ListPodSandboxStats")
     for _ in range(2):
-        [pod] = (await bed.provider.snapshot(full=True)).pods
+        [pod] = (await bed.provider.snapshot(Look.EVERYTHING)).pods
         assert pod.group.usage is not None and pod.group.usage.cpu_ns == 5_000_000_000
         await bed.clock.sleep(2)
     assert [record.getMessage() for record in caplog.records] == ["the runtime does not measure pods, cgroups are read"]
@@ -156,7 +157,7 @@ async def test_a_runtime_that_is_away_is_an_error(tmp_path: Path) -> None:
 async def test_eviction_sees_memory_while_the_runtime_is_away(tmp_path: Path) -> None:
     bed = a_bed(tmp_path)
     bed.runtime.pod_problem = RuntimeDown("connection refused")
-    [pod] = (await bed.provider.snapshot(full=False)).pods
+    [pod] = (await bed.provider.snapshot(Look.USAGE)).pods
     assert pod.group.usage is not None and pod.group.usage.cpu_ns == 5_000_000_000
 
 

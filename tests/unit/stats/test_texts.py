@@ -13,7 +13,16 @@ from prometheus_client.samples import Sample
 
 from pykubelet.model.stats import CgroupBounds, CgroupDetail, CgroupUsage, MemoryUsage
 from pykubelet.stats.cadvisor import render_cadvisor
-from pykubelet.stats.snapshot import ContainerItem, ContainerSample, Group, NodeSample, PodItem, PodSample, Snapshot
+from pykubelet.stats.snapshot import (
+    ContainerItem,
+    ContainerSample,
+    Group,
+    Look,
+    NodeSample,
+    PodItem,
+    PodSample,
+    Snapshot,
+)
 from pykubelet.stats.source import render_resource
 from tests.unit.stats.making import StatsFixture
 
@@ -133,7 +142,7 @@ async def test_layers_that_are_mounted_one_by_one_are_no_filesystems_of_the_mach
     """CRI-O names each container's own mount as the place of its layer; every such mount is a device to the kernel."""
     bed = StatsFixture(1, tmp_path)
     bed.add("web")
-    snapshot = await bed.provider.snapshot(full=True)
+    snapshot = await bed.provider.snapshot(Look.EVERYTHING)
     [whole] = snapshot.node.filesystems.values()
     layers = {f"/{number}": replace(whole, device=number, device_name="overlay") for number in (901, 902)}
     node = replace(snapshot.node, filesystems=snapshot.node.filesystems | layers)
@@ -205,7 +214,7 @@ pods = st.builds(
     containers=st.tuples(containers),
 )
 nodes = st.builds(NodeSample, boot_seconds=st.integers(0, 2**40), root=groups, system=st.fixed_dictionaries({}))
-snapshots = st.builds(Snapshot, time_ns=count, full=st.booleans(), node=nodes, pods=st.tuples(pods))
+snapshots = st.builds(Snapshot, time_ns=count, node=nodes, pods=st.tuples(pods))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

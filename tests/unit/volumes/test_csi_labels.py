@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from pykubelet.api.types import CSIDriverSpec, Pod, PodSecurityContext, SELinuxOptions, Volume
+from pykubelet.api.types import CSIDriverSpec, Pod, PodSecurityContext, SecurityContext, SELinuxOptions, Volume
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.volumes.objects import VolumeRules
 from pykubelet.volumes.selinux import SelinuxMounts
@@ -85,6 +85,51 @@ async def test_a_pod_with_another_label_waits_until_the_first_is_gone(tmp_path: 
         await other
     assert flags(bed)[-2:] == [(), ()], "staged anew, without a label"
     assert bed.driver.order().count("stage h-data") == 2
+
+
+def counted(bed: CsiVolumeNode) -> dict[str, int]:
+    """Of the figures about labels, those that are not zero, by what follows their common name."""
+    lines = [line for line in bed.node.metrics.expose().splitlines() if line.startswith("volume_manager_selinux_")]
+    pairs = [line.removeprefix("volume_manager_selinux_").rpartition(" ") for line in lines]
+    return {name: int(value) for name, _, value in pairs if int(value)}
+
+
+PLUGIN = 'volume_plugin="kubernetes.io/csi:d"'
+
+
+async def test_pods_with_other_labels_are_counted_as_what_they_are_or_would_be(tmp_path: Path) -> None:
+    """Where other access modes are not mounted with labels yet it is a warning: such pods will fail one day."""
+    for any_mode, kind in ((False, "warnings"), (True, "errors")):
+        bed = a_bed(tmp_path / kind, any_mode=any_mode)
+        volume = bed.volume(access_modes=["ReadWriteOnce", "ReadWriteMany"])
+        async with bed.life() as manager, TaskSet("test") as tasks:
+            for name in ("first", "same"):
+                await manager.wait_mounted(labelled(volume, "s0:c1", name))
+            assert counted(bed) == {f'volumes_admitted_total{{{PLUGIN},access_mode="RWX"}}': 1}
+            other = tasks.spawn(manager.wait_mounted(labelled(volume, "s0:c2", "other")), name="other")
+            await bed.node.clock.sleep(0.1)
+            assert other.done() is (kind == "warnings")
+            assert counted(bed)[f'volume_context_mismatch_{kind}_total{{{PLUGIN},access_mode="RWX"}}'] == 1
+
+
+async def test_pods_whose_containers_have_other_labels_are_counted(tmp_path: Path) -> None:
+    for modes, shown, kind in ((ALONE, "RWOP", "errors"), (["ReadWriteOnce"], "RWO", "warnings")):
+        bed = a_bed(tmp_path / shown)
+        pod = labelled(bed.volume(access_modes=modes), "s0:c1")
+        own = SecurityContext(se_linux_options=SELinuxOptions(level="s0:c2"))
+        second = replace(pod.spec.containers[0], name="second", security_context=own)
+        pod = replace(pod, spec=replace(pod.spec, containers=[*pod.spec.containers, second]))
+        async with bed.life() as manager, TaskSet("test") as tasks:
+            tasks.spawn(manager.wait_mounted(pod), name="pod")
+            await bed.node.clock.sleep(0.1)
+            assert counted(bed) == {f'pod_context_mismatch_{kind}_total{{access_mode="{shown}"}}': 1}
+
+
+async def test_nothing_is_counted_on_hosts_without_labels(tmp_path: Path) -> None:
+    bed = CsiVolumeNode(tmp_path)
+    async with bed.life() as manager:
+        await manager.wait_mounted(labelled(bed.volume(access_modes=ALONE), "s0:c1"))
+    assert counted(bed) == {}
 
 
 async def test_a_label_that_a_killed_agent_staged_with_is_not_kept_for_another_pod(tmp_path: Path) -> None:

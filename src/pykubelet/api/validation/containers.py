@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.api.types import (
     Container,
@@ -53,8 +54,7 @@ NOT_EPHEMERAL = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodFacts:
+class PodFacts(Struct, frozen=True, kw_only=True):
     """What a container must know about its pod to be checked."""
 
     spec: PodSpec

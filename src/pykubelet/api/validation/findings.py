@@ -6,13 +6,13 @@ the part of the pod they belong to.
 """
 
 from collections.abc import Collection, Sized
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 SHOWN = 60
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FieldError:
+class FieldError(Struct, frozen=True, kw_only=True):
     """One problem: `path` names the field as the manifest spells it (empty for the whole document)."""
 
     path: str

@@ -26,6 +26,8 @@ from pykubelet.model.stats import (
 )
 
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+Pressures = tuple[Pressure | None, Pressure | None, Pressure | None]
+"""Of CPU, memory and disks."""
 NOWHERE = "/nonexistent"
 """Stands for a hierarchy this host does not mount: every file in it is missing."""
 
@@ -81,11 +83,16 @@ class V1Reader:
             own_major_faults=int(found.get(b"pgmajfault", 0)),
         )
 
-    def detail(self, path: str, bounds: CgroupBounds, *, leaf: bool) -> CgroupDetail:
+    def detail(self, path: str, bounds: CgroupBounds, *, leaf: bool, counters: bool) -> CgroupDetail:
+        processes = read_small(f"{self._any}{path}/cgroup.procs").count(b"\n") if leaf else None
+        stalls = self._pressures(path)
+        if not counters:
+            return CgroupDetail(
+                processes=processes, cpu_pressure=stalls[0], memory_pressure=stalls[1], io_pressure=stalls[2]
+            )
         memory = self._memory + path
         ticks = pairs(f"{self._cpuacct}{path}/cpuacct.stat")
         cpu = pairs(f"{self._cpu}{path}/cpu.stat") if bounds.quota_us is not None else {}
-        stalls = self._pressures(path)
         return CgroupDetail(
             user_ns=int(ticks[b"user"]) * TICK_NS if b"user" in ticks else None,
             system_ns=int(ticks[b"system"]) * TICK_NS if b"system" in ticks else None,
@@ -96,7 +103,7 @@ class V1Reader:
             limit_hits=number(f"{memory}/memory.failcnt") if bounds.memory is not None else 0,
             kernel=number(f"{memory}/memory.kmem.usage_in_bytes"),
             oom_kills=_maybe(pairs(f"{memory}/memory.oom_control").get(b"oom_kill")) if leaf else None,
-            processes=read_small(f"{self._any}{path}/cgroup.procs").count(b"\n") if leaf else None,
+            processes=processes,
             threads=number(f"{self._pids}{path}/pids.current"),
             io=self._io(path),
             hugepages=self._hugepages(path),
@@ -122,9 +129,10 @@ class V1Reader:
             pids=limit(f"{self._pids}{path}/pids.max"),
         )
 
-    def _pressures(self, path: str) -> tuple[Pressure | None, Pressure | None, Pressure | None]:
+    def _pressures(self, path: str) -> Pressures:
         if path == "/":
-            return tuple(pressure(f"{self._proc}/pressure/{kind}") for kind in ("cpu", "memory", "io"))  # type: ignore[return-value]
+            place = f"{self._proc}/pressure/{{}}"
+            return pressure(place.format("cpu")), pressure(place.format("memory")), pressure(place.format("io"))
         if not self._unified:
             return None, None, None
         cpu = pressure(f"{self._unified}{path}/cpu.pressure")
@@ -262,11 +270,16 @@ class V2Reader:
                 free = int(line.split()[1])
         return (total - free) * 1024
 
-    def detail(self, path: str, bounds: CgroupBounds, *, leaf: bool) -> CgroupDetail:
+    def detail(self, path: str, bounds: CgroupBounds, *, leaf: bool, counters: bool) -> CgroupDetail:
         folder = self._root + path
+        processes = read_small(f"{folder}/cgroup.procs").count(b"\n") if leaf else None
+        stalls = self._pressures(path)
+        if not counters:
+            return CgroupDetail(
+                processes=processes, cpu_pressure=stalls[0], memory_pressure=stalls[1], io_pressure=stalls[2]
+            )
         cpu = pairs(f"{folder}/cpu.stat")
         events = pairs(f"{folder}/memory.events")
-        stalls = f"{self._proc}/pressure/{{}}" if path == "/" else f"{folder}/{{}}.pressure"
         return CgroupDetail(
             user_ns=_scaled(cpu.get(b"user_usec"), 1000),
             system_ns=_scaled(cpu.get(b"system_usec"), 1000),
@@ -276,14 +289,20 @@ class V2Reader:
             max_usage=number(f"{folder}/memory.peak"),
             limit_hits=_scaled(events.get(b"max")),
             oom_kills=_scaled(events.get(b"oom_kill")),
-            processes=read_small(f"{folder}/cgroup.procs").count(b"\n") if leaf else None,
+            processes=processes,
             threads=number(f"{folder}/pids.current"),
             io=_io(f"{folder}/io.stat"),
             hugepages=self._hugepages(folder),
-            cpu_pressure=pressure(stalls.format("cpu")) if self._pressure else None,
-            memory_pressure=pressure(stalls.format("memory")) if self._pressure else None,
-            io_pressure=pressure(stalls.format("io")) if self._pressure else None,
+            cpu_pressure=stalls[0],
+            memory_pressure=stalls[1],
+            io_pressure=stalls[2],
         )
+
+    def _pressures(self, path: str) -> Pressures:
+        if not self._pressure:
+            return None, None, None
+        place = f"{self._proc}/pressure/{{}}" if path == "/" else f"{self._root}{path}/{{}}.pressure"
+        return pressure(place.format("cpu")), pressure(place.format("memory")), pressure(place.format("io"))
 
     def oom_kills(self, path: str) -> int | None:
         return _scaled(pairs(f"{self._root}{path}/memory.events").get(b"oom_kill"))
@@ -365,9 +384,12 @@ class CgroupStats:
         """CPU and memory; None when there is no such group."""
         return self._reader.usage(path, now_ns)
 
-    def detail(self, path: str, bounds: CgroupBounds, *, leaf: bool) -> CgroupDetail:
-        """Counters of a limit are read only where `bounds` has it, those of processes only where processes are."""
-        return self._reader.detail(path, bounds, leaf=leaf)
+    def detail(self, path: str, bounds: CgroupBounds, *, leaf: bool, counters: bool) -> CgroupDetail:
+        """Processes (of a `leaf`) and pressure, with `counters` everything.
+
+        Counters of a limit are read only where `bounds` has it, those of processes only where processes are.
+        """
+        return self._reader.detail(path, bounds, leaf=leaf, counters=counters)
 
     def bounds(self, path: str) -> CgroupBounds:
         return self._reader.bounds(path)

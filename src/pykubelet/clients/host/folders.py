@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.host.port import NodePaths
-from pykubelet.kit.files import open_checked
+from pykubelet.kit.files import open_checked, remove_unfinished
 from pykubelet.model.pod import name_of, namespace_of, uid_of
 
 MAX_OPEN = 64
@@ -116,7 +116,7 @@ class DiskFolders:
         self._paths = paths
 
     def make_roots(self) -> None:
-        """Make the folders that must exist before the agent starts."""
+        """Make the folders that must exist before the agent starts; what a killed agent was just writing goes."""
         for folder, mode in (
             (self._paths.root, 0o750),
             (self._paths.pods, 0o750),
@@ -126,6 +126,8 @@ class DiskFolders:
             (self._paths.container_logs, 0o755),
         ):
             folder.mkdir(mode=mode, parents=True, exist_ok=True)
+        for folder in (self._paths.root, self._paths.device_plugins, *(self._paths.root / "image_manager").glob("*")):
+            remove_unfinished(folder)
 
     def make_pod(self, uid: str) -> None:
         for folder in (self._paths.pod(uid), self._paths.volumes(uid), self._paths.pod(uid) / "plugins"):

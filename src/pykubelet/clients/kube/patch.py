@@ -158,6 +158,8 @@ def claim_status_patch(claim: PersistentVolumeClaim, status: PersistentVolumeCla
 
 
 def _status_patch(kind: type[ApiStruct], metadata: ObjectMeta, old: ApiStruct, new: ApiStruct) -> Plain | None:
+    if old == new:
+        return None
     before, after = {"status": _without_empty(plain(old))}, {"status": _without_empty(plain(new))}
     patch = strategic_diff(kind, before, after)
     return {"metadata": {"uid": metadata.uid}, **patch} if patch else None
@@ -187,8 +189,12 @@ def _without_empty(value: Any) -> Any:
         return [_without_empty(item) for item in value]
     if not isinstance(value, dict):
         return value
-    cleaned = {name: _without_empty(item) for name, item in value.items()}
-    return {name: item for name, item in cleaned.items() if item not in (None, "", [], {}) or name in _MEANT_EMPTY}
+    cleaned: Plain = {}
+    for name, item in value.items():
+        kept = _without_empty(item) if isinstance(item, dict | list) else item
+        if kept or isinstance(kept, int | float) or name in _MEANT_EMPTY:
+            cleaned[name] = kept
+    return cleaned
 
 
 _MEANT_EMPTY = frozenset({"running", "waiting", "terminated", "resources"})

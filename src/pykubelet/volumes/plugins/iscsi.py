@@ -13,7 +13,6 @@ import ipaddress
 import logging
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -90,8 +89,7 @@ class Chap(Struct, frozen=True, kw_only=True):
     secret: Mapping[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(Struct, frozen=True):
     host: str
     path: Path
     interface: str
