@@ -10,8 +10,10 @@ FOCUS ?=
 PART ?= parallel
 LABELS ?=
 FILES ?=
+ROUNDS ?= 1000
+SEED ?= 1
 
-.PHONY: run test check fix lint bench conformance node-suite hosts proto pause types docs setup dev
+.PHONY: run test check fix lint bench endurance conformance node-suite hosts proto pause types docs setup dev
 
 run: ## set up, then run the example pod in the foreground until Ctrl-C
 	@tools/setup.sh run
@@ -50,12 +52,20 @@ bench: ## measure against the bare runtime and the Go kubelet; see docs/performa
 	@$(PYTHON) -m bench.volumes
 	@$(PYTHON) -m bench.streams
 	@$(PYTHON) -m bench.standalone
+	@$(PYTHON) -m bench.memory
 	@$(PYTHON) -m bench.eviction
 	@$(PYTHON) -m bench.stats_cost
 	@$(PYTHON) -m bench.watches
 	@$(PYTHON) -m bench.watched_pods
 	@$(PYTHON) -m bench.restarts
 	@$(PYTHON) -m bench.heartbeat
+
+endurance: ## rounds of chaos after those that are noted, ROUNDS=1000 SEED=1, and churn; see docs/endurance.md
+	@tools/setup.sh test
+	@$(PYTHON) -m bench.endurance --continue --seed $(SEED) --rounds $(ROUNDS)
+	@$(PYTHON) -m bench.churn
+	@$(PYTHON) -m bench.churn_real
+	@for part in endurance churn churn_real; do $(PYTHON) -m bench.$$part --table; done
 
 conformance: ## Kubernetes' own node tests; AGENT=pykubelet|go, RUNTIME=1.6|2|crio, FOCUS=part of names; see docs/conformance.md
 	@tools/setup.sh test

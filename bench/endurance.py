@@ -1,6 +1,7 @@
 """Rounds of chaos on a real agent, runtime and API server, each followed by a look at everything that must hold.
 
-    python -m bench.endurance --seed 1 --rounds 100 [--continue] [--first N] [--no-cluster] [--within SECONDS]
+    python -m bench.endurance --seed 1 --rounds 100 [--continue] [--first N] [--no-cluster] [--containerd2]
+        [--within SECONDS]
     python -m bench.endurance --table
 
 What a round does is made from the seed and its number (tests/bed/chaos/plan.py): pods come and go while the agent or
@@ -29,7 +30,7 @@ from typing import Any
 from bench.report import HERE, commit, update_document
 from tests.bed.chaos.node import Chaos, chaos_node
 from tests.bed.chaos.plan import ALONE, CLUSTER, Round, plan_round, wanted_before
-from tests.bed.cluster import Cluster, running_cluster
+from tests.bed.cluster import Cluster, go_programs, running_cluster
 from tests.bed.runtime import running_containerd
 
 LINES = HERE / "endurance.jsonl"
@@ -53,9 +54,11 @@ def next_round(lines: Sequence[Line], seed: int) -> int:
 
 
 @contextmanager
-def fresh_node(cluster: Cluster | None, wanted: dict[str, str]) -> Iterator[Chaos]:
-    """A node on which `wanted` runs."""
-    with running_containerd() as containerd, chaos_node(containerd, cluster) as chaos:
+def fresh_node(cluster: Cluster | None, wanted: dict[str, str], *, newer: bool) -> Iterator[Chaos]:
+    """A node on which `wanted` runs; with `newer` on containerd 2."""
+    programs = go_programs("containerd2") if newer else None
+    runc = go_programs("runc") / "runc" if newer else None
+    with running_containerd(programs, runc=runc) as containerd, chaos_node(containerd, cluster) as chaos:
         chaos.want(wanted)
         if found := chaos.settled():
             raise AssertionError(f"the node does not come up: {found}\n{chaos.agent.tail()}")
@@ -63,9 +66,10 @@ def fresh_node(cluster: Cluster | None, wanted: dict[str, str]) -> Iterator[Chao
 
 
 class Endurance:
-    def __init__(self, seed: int, *, cluster: Cluster | None, lines: Path) -> None:
+    def __init__(self, seed: int, *, cluster: Cluster | None, newer: bool, lines: Path) -> None:
         self._seed = seed
         self._cluster = cluster
+        self._newer = newer
         self._lines = lines
         self._commit = commit()
         self.violated = 0
@@ -79,7 +83,8 @@ class Endurance:
 
     def _run_on_one_node(self, number: int, end: int, until: float) -> int:
         troubles = _troubles(self._cluster)
-        with fresh_node(self._cluster, wanted_before(self._seed, number, troubles)) as chaos:
+        wanted = wanted_before(self._seed, number, troubles)
+        with fresh_node(self._cluster, wanted, newer=self._newer) as chaos:
             while number < end and time.monotonic() < until:
                 round = plan_round(self._seed, number, chaos.wanted, troubles)
                 violated = self._play(chaos, round)
@@ -103,6 +108,7 @@ class Endurance:
             "violations": found,
             "refused": chaos.refused - refused,
             "cluster": self._cluster is not None,
+            "containerd": "2" if self._newer else "1.6",
             "commit": self._commit,
         }
         if line["settled"] > LONG:
@@ -158,6 +164,7 @@ def table(lines: Sequence[Line]) -> str:
     kinds = Counter(kind for line in lines for kind in line["kinds"])
     rows += [(kind, [line for line in lines if kind in line["kinds"]]) for kind in sorted(kinds)]
     rows.append(("two or three at once", [line for line in lines if len(line["kinds"]) > 1]))
+    rows.append(("all, with the last commit", [line for line in lines if line["commit"] == lines[-1]["commit"]]))
     text = [
         "| trouble | rounds | at rest after, median | p99 | most | rounds with violations |",
         "|---|---|---|---|---|---|",
@@ -175,12 +182,19 @@ def table(lines: Sequence[Line]) -> str:
         "",
         f"Seeds (rounds): {', '.join(f'{seed} ({count})' for seed, count in sorted(seeds.items()))}. "
         f"Commits (rounds): {', '.join(f'{name} ({count})' for name, count in commits.items())}. "
-        f"With an API server: {sum(line['cluster'] for line in lines)} rounds. "
+        f"With an API server: {sum(line['cluster'] for line in lines)} rounds; "
+        f"with containerd 2: {sum(line['containerd'] == '2' for line in lines)}, the others with 1.6. "
         f"Time: {sum(line['played'] + line['settled'] for line in lines) / 60:.0f} min. "
         f"Ended containers that containerd refused to remove until it was restarted: "
         f"{sum(line['refused'] for line in lines)}.",
     ]
+    bad = [line for line in lines if line["violations"]]
+    text += ["", *(f"- {_where(line)}: {'; '.join(line['violations'])}" for line in bad)] if bad else []
     return "\n".join(text)
+
+
+def _where(line: Line) -> str:
+    return f"seed {line['seed']}, round {line['round']} ({', '.join(line['kinds'])}), commit {line['commit']}"
 
 
 def main() -> int:
@@ -190,6 +204,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--continue", dest="go_on", action="store_true")
     parser.add_argument("--no-cluster", action="store_true")
+    parser.add_argument("--containerd2", action="store_true", help="instead of Debian's")
     parser.add_argument("--within", type=float, default=24 * 3600.0, help="begin no round after so many seconds")
     parser.add_argument("--lines", type=Path, default=LINES)
     parser.add_argument("--table", action="store_true")
@@ -201,7 +216,7 @@ def main() -> int:
     first = next_round(read_lines(options.lines), options.seed) if options.go_on else options.first
     with ExitStack() as stack:
         cluster = None if options.no_cluster else stack.enter_context(running_cluster(node_silence=NODE_SILENCE))
-        run = Endurance(options.seed, cluster=cluster, lines=options.lines)
+        run = Endurance(options.seed, cluster=cluster, newer=options.containerd2, lines=options.lines)
         played = run.run(first, options.rounds, until)
     print(f"{played} rounds, {run.violated} with violations")
     return 1 if run.violated else 0

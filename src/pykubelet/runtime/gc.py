@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -253,8 +254,11 @@ class ContainerGc:
             self._events.node_event(WARNING, "ContainerGCFailed", str(error))
 
     def _task_failed(self, error: BaseException) -> None:
-        # A single pod's clean-up; it is tried again soon, and the next pass reports.
-        logger.warning("clean-up of a pod failed, it is repeated", extra={"problem": str(error)})
+        self._removal_failed(str(error))
+
+    def _removal_failed(self, problem: str) -> None:
+        # A single pod's clean-up; it is tried again, and the next pass reports.
+        logger.warning("clean-up of a pod failed, it is repeated", extra={"problem": problem})
 
     async def _prune_later(self, key: tuple[str, str]) -> None:
         await self._clock.sleep(PRUNE_PAUSE)
@@ -264,48 +268,53 @@ class ContainerGc:
     async def _run_collections(self) -> None:
         """Remove pods that ended, once the runtime is not busy with others: removal can wait."""
         again = Backoff(initial=COLLECT_QUIET, maximum=PERIOD)
-        delay: float | None = None
+        failed: set[str] = set()
+        retry_at = math.inf
         while True:
-            await self._due.wait(at_most=delay)
+            await self._due.wait(at_most=max(0.0, retry_at - self._clock.monotonic()) if failed else None)
             deadline = self._clock.monotonic() + COLLECT_WITHIN
             while self._is_busy() and self._clock.monotonic() < deadline:
                 await self._clock.sleep(COLLECT_PAUSE)
-            ended, self._ended = self._ended, set()
-            renewed, self._renewed = self._renewed, set()
-            try:
-                await self._collect_pods(ended, renewed, deadline)
-            except (PykubeletError, OSError) as error:
-                self._task_failed(error)
-                self._ended |= ended  # what is gone meanwhile costs nothing
-                self._renewed |= renewed
-                delay = again.next()
-            else:
+            retried = failed if self._clock.monotonic() >= retry_at else set()
+            is_gone = self._gone_question(evict_ended=False)
+            chosen = {uid for uid in self._ended if is_gone(uid)} | self._renewed | retried
+            self._ended, self._renewed = set(), set()
+            anew = await self._collect_pods(chosen, is_gone, deadline)
+            failed = (failed - retried) | anew
+            if anew:
+                retry_at = self._clock.monotonic() + again.next()
+            elif not failed:
                 again.reset()
-                delay = None
 
     def _is_busy(self) -> bool:
         return self._table.any_at_work() or self._clock.monotonic() - self._last_change < COLLECT_QUIET
 
-    async def _collect_pods(self, ended: set[str], renewed: set[str], calm_until: float) -> None:
-        """Pod by pod, between starts and ends until `calm_until`; one that is stuck does not hold up the others."""
-        is_gone = self._gone_question(evict_ended=False)
-        chosen = {uid for uid in ended if is_gone(uid)} | renewed
-        if not chosen:
-            return
-        sandboxes = [s for s in await self._cri.list_pod_sandboxes() if s.pod_uid in chosen]
-        containers = [c for c in await self._cri.list_containers() if c.pod_uid in chosen]
-        removals: list[asyncio.Task[list[str]]] = []
+    async def _collect_pods(self, uids: set[str], is_gone: IsGone, calm_until: float) -> set[str]:
+        """Pod by pod, between starts and ends until `calm_until`; one that is stuck does not hold up the others.
+
+        Gives those of which something could not be removed.
+        """
+        if not uids:
+            return set()
+        try:
+            sandboxes = [s for s in await self._cri.list_pod_sandboxes() if s.pod_uid in uids]
+            containers = [c for c in await self._cri.list_containers() if c.pod_uid in uids]
+        except CriError as error:
+            self._removal_failed(str(error))
+            return uids
+        removals: dict[str, asyncio.Task[list[str]]] = {}
         async with beside() as begin:
-            for uid in chosen:
+            for uid in uids:
                 while self._table.any_at_work() and self._clock.monotonic() < calm_until:
                     await self._clock.sleep(CALM_PAUSE)
                 own = [s for s in sandboxes if s.pod_uid == uid], [c for c in containers if c.pod_uid == uid]
-                removals.append(begin(self._remove(*own, is_gone)))
-                await asyncio.wait(removals[-1:], timeout=STUCK_AFTER)
-            failures = [text for each in removals for text in await each]
-        failures += await self._remove_log_folders(chosen)
-        if failures:
-            raise PykubeletError("; ".join(dict.fromkeys(failures)))
+                removals[uid] = begin(self._remove(*own, is_gone))
+                await asyncio.wait([removals[uid]], timeout=STUCK_AFTER)
+            failures = {uid: await removal for uid, removal in removals.items()}
+        texts = [text for each in failures.values() for text in each] + await self._remove_log_folders(uids)
+        if texts:
+            self._removal_failed("; ".join(dict.fromkeys(texts)))
+        return {uid for uid, each in failures.items() if each}
 
     # Containers and sandboxes
 

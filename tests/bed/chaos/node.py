@@ -79,7 +79,7 @@ class Chaos:
         """Pods whose containers may be others since then."""
         self._ended: list[str] = []
         self._filling = agent.disk / "filling"
-        self._actions: Mapping[str, Callable[[], None]] = {
+        self._actions: Mapping[str, Callable[[], object]] = {
             "kill agent": self._kill_agent,
             "start agent": self.agent.start,
             "kill runtime": self._kill_runtime,
@@ -88,7 +88,7 @@ class Chaos:
             "thaw runtime": lambda: os.kill(self.containerd.pid, signal.SIGCONT),
             "fill disk": self._fill,
             "empty disk": self._empty,
-            "cut network": lambda: self._api.wire.cut(hold=True) and None,
+            "cut network": lambda: self._api.wire.cut(hold=True),
             "mend network": lambda: self._api.wire.mend(reset=True),
             "freeze API server": lambda: self._api.cluster.apiserver.signal(signal.SIGSTOP),
             "thaw API server": lambda: self._api.cluster.apiserver.signal(signal.SIGCONT),

@@ -109,12 +109,13 @@ def test_a_run_goes_on_after_its_last_round() -> None:
 
 
 def test_the_table_counts_violations_by_kind() -> None:
-    base = {"seed": 1, "played": 1.0, "settled": 2.0, "refused": 0, "cluster": True, "commit": "abc"}
+    base = {"seed": 1, "played": 1.0, "settled": 2.0, "refused": 0, "cluster": True, "commit": "abc", "containerd": "2"}
     lines = [
         {**base, "round": 0, "kinds": ["disk full"], "violations": []},
         {**base, "round": 1, "kinds": ["disk full", "agent killed"], "violations": ["pod a: 0 ready sandboxes"]},
     ]
     text = table(lines)
+    assert "- seed 1, round 1 (disk full, agent killed), commit abc: pod a: 0 ready sandboxes" in text
     assert "| disk full | 2 | 2.0 s | 2.0 s | 2.0 s | 1 |" in text and "| agent killed | 1 |" in text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -47,8 +48,10 @@ class Table(PodTable):
         super().__init__()
         self.gone: set[str] = set()
         self.ended: set[str] = set()
+        self.asked: Counter[str] = Counter()
 
     def should_remove_content(self, uid: str) -> bool:
+        self.asked[uid] += 1
         return uid in self.gone
 
     def should_remove_runtime(self, uid: str) -> bool:
@@ -421,6 +424,24 @@ async def test_what_cannot_be_removed_is_tried_ever_more_seldom(node: Node) -> N
         node.gc.collect_pod_soon("uid-old")
         await node.clock.sleep(PERIOD * 20)
         assert 30 <= removal.hits <= 50, "by each pass, and by the removal of ended pods"
+
+
+async def test_a_pod_that_cannot_be_removed_keeps_none_of_the_others_in_mind(node: Node) -> None:
+    async with node.up():
+        await node.ended_pod("stuck")
+        (stuck,) = node.cri.containers
+        node.cri.fail_next("remove_container", CriError("busy"), stuck, times=None)
+        node.table.gone.add("uid-stuck")
+        node.gc.collect_pod_soon("uid-stuck")
+        for number in range(50):
+            await node.ended_pod(f"p{number}")
+            node.table.gone.add(f"uid-p{number}")
+            node.gc.collect_pod_soon(f"uid-p{number}")
+            await node.clock.sleep(2 * SOON)
+            assert node.left() == (1, 1), "only the stuck one is left"
+        tries = len(node.cri.called("remove_container")) - 50
+        assert tries < 25, "nor is it tried whenever another one is removed"
+        assert node.table.asked["uid-p0"] < 20, "what is removed is forgotten"
 
 
 async def test_removal_lets_the_pod_that_comes_next_start_first(node: Node) -> None:
