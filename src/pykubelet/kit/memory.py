@@ -59,16 +59,29 @@ def give_back() -> None:
 
 
 def unload_code() -> None:
-    """Let go of machine code of libraries that start-up or a burst ran through; what is needed comes back by itself.
+    """Let go of parts of libraries that start-up or a burst ran through; what is needed comes back by itself.
 
-    Those pages are the file's own, in the page cache; gRPC and TLS have megabytes of them that an idle agent never
-    executes. Only code is meant: pages that the loader or the program has changed are not executable.
+    Those pages are the files' own, in the page cache; gRPC and TLS have megabytes of code and constants that an idle
+    agent never looks at. A library with a page that was changed, as the loader does where it puts addresses in, keeps
+    that whole part.
     """
     madvise = getattr(ctypes.CDLL(None), "madvise", None)
     if madvise is None:
         return
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        place, rights, _, _, _, *path = line.split(maxsplit=5)
-        if rights == "r-xp" and path and path[0].startswith("/"):
+    for begin, end in unchanged_parts(Path("/proc/self/smaps").read_text()):
+        madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_DONTNEED)
+
+
+def unchanged_parts(smaps: str) -> list[tuple[int, int]]:
+    """The mappings of libraries, from the kernel's list, that cannot be written to and have no page of their own."""
+    found: list[tuple[int, int]] = []
+    place = ""
+    for line in smaps.splitlines():
+        first, *rest = line.split(maxsplit=5)
+        if not first.endswith(":"):
+            is_library = len(rest) == 5 and rest[0] in ("r-xp", "r--p") and ".so" in rest[4]
+            place = first if is_library else ""
+        elif first == "Anonymous:" and place and rest[0] == "0":
             begin, end = (int(address, 16) for address in place.split("-"))
-            madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_DONTNEED)
+            found.append((begin, end))
+    return found
