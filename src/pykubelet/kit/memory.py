@@ -7,6 +7,7 @@ and then idles for days would keep the peak. Elsewhere than on glibc both calls 
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import math
 from pathlib import Path
@@ -68,8 +69,15 @@ def unload_code() -> None:
     madvise = getattr(ctypes.CDLL(None), "madvise", None)
     if madvise is None:
         return
-    for begin, end in unchanged_parts(Path("/proc/self/smaps").read_text()):
+    loaded = Path("/proc/self/maps").read_text().splitlines()
+    for begin, end in _parts_of(tuple(line for line in loaded if ".so" in line)):
         madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_DONTNEED)
+
+
+@functools.lru_cache(maxsize=1)
+def _parts_of(libraries: tuple[str, ...]) -> list[tuple[int, int]]:
+    """For these libraries as they are mapped. The kernel's long list, page by page, takes time in a large process."""
+    return unchanged_parts(Path("/proc/self/smaps").read_text())
 
 
 def unchanged_parts(smaps: str) -> list[tuple[int, int]]:
