@@ -126,7 +126,6 @@ def joined_agent(
 def _settings(folder: Path) -> dict[str, Any]:
     """What the Go kubelet needs beside the bed's settings; pykubelet gets the same."""
     return {
-        "localStorageCapacityIsolation": False,
         "volumePluginDir": str(folder / "volume-plugins"),
         "imageGCHighThresholdPercent": 100,
         "maxOpenFiles": 4096,

@@ -1,33 +1,38 @@
 """How long a node stays short of memory: from the moment a threshold is crossed to the pod's eviction.
 
-Both agents, the Go kubelet and pykubelet, in turn on one control plane and one containerd, with the same thresholds.
+Both agents, the Go kubelet and pykubelet, by turns on one control plane and one containerd, with the same thresholds.
 A pod fills a volume in memory; the benchmark reads the machine's own figures every few milliseconds to know when the
 threshold is crossed, and a watch of its own stamps when the API server shows the pod as evicted. A second pod that
-keeps to its request must stay. `python -m bench.eviction [ROUNDS]`; `make bench` runs it too.
+keeps to its request must stay. `python -m bench.eviction [ROUNDS] [--markdown]`; `make bench` runs it too. ROUNDS are
+those of each turn, and each agent has two.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.report import DOCUMENT, RESULTS, commit, containerd_version, machine, update_document
 from tests.bed.cluster import Cluster, running_cluster
+from tests.bed.parts import scratch_folder
 from tests.bed.runtime import BedContainerd, running_containerd
-from tests.bed.small_disk import small_disk
 from tests.cluster.joined import Joined, condition, container_manifest, is_ready, joined, phase, pod_manifest
 
 from pykubelet.clients.host.cgroup_stats import CgroupStats
 from pykubelet.clients.host.machine import read_machine
+from pykubelet.standalone import programs
 
 MIB = 1 << 20
-ROUNDS = 5
+ROUNDS, TURNS = 3, 2
+KEPT = RESULTS.with_name("eviction.json")
+MARKS = ("<!-- eviction:begin -->", "<!-- eviction:end -->")
 ROOM = 1200 * MIB
 EATS = 2500
 MOST = 2.0
@@ -63,35 +68,36 @@ class Memory:
 
 
 def measure(cluster: Cluster, containerd: BedContainerd, folder: Path, rounds: int) -> dict[str, Samples]:
-    found = {}
-    for name, program in (("go", cluster.programs / "kubelet"), ("pykubelet", None)):
-        print(f"bench: {name} ...", file=sys.stderr, flush=True)
-        threshold = Memory().available() - ROOM
-        settings: dict[str, Any] = {
-            "program": program,
-            "evictionHard": {"memory.available": f"{threshold // MIB}Mi"},
-            "evictionPressureTransitionPeriod": "1s",
-            "localStorageCapacityIsolation": False,
-            "volumePluginDir": str(folder / name / "volume-plugins"),
-            "imageGCHighThresholdPercent": 100,
-            "maxOpenFiles": 4096,
-        }
-        with joined(cluster, containerd, folder / name, name=f"bench-{name}", ready_within=60, **settings) as node:
-            found[name] = _rounds(node, threshold, rounds)
+    agents = {"go": cluster.programs / "kubelet", "pykubelet": None}
+    found = {name: Samples() for name in agents}
+    pause = random.Random(1)
+    for turn in range(TURNS):
+        for name in list(agents) if turn % 2 == 0 else list(agents)[::-1]:
+            print(f"bench: turn {turn + 1}, {name} ...", file=sys.stderr, flush=True)
+            threshold = Memory().available() - ROOM
+            home = folder / f"{name}{turn}"
+            settings: dict[str, Any] = {
+                "program": agents[name],
+                "evictionHard": {"memory.available": f"{threshold // MIB}Mi"},
+                "evictionPressureTransitionPeriod": "1s",
+                "volumePluginDir": str(home / "volume-plugins"),
+                "imageGCHighThresholdPercent": 100,
+                "maxOpenFiles": 4096,
+            }
+            with joined(cluster, containerd, home, name=f"bench-{name}", ready_within=60, **settings) as node:
+                _rounds(node, threshold, rounds, found[name], pause)
     return found
 
 
-def _rounds(node: Joined, threshold: int, rounds: int) -> Samples:
-    samples, pause = Samples(), random.Random(1)
+def _rounds(node: Joined, threshold: int, rounds: int, samples: Samples, pause: random.Random) -> None:
     for number in range(rounds):
         time.sleep(pause.uniform(1.0, 4.0))  # an uneven rhythm, so that no agent's polling happens to fit it
         _one(node, threshold, f"r{number}", samples)
         if samples.failures:
-            break
+            return
         node.clean()
         node.nodes.wait("no pressure", lambda found: condition(found[node.agent.node], "MemoryPressure") != "True", 120)
         node.nodes.wait("no taints", lambda found: not found[node.agent.node]["spec"].get("taints"), 120)
-    return samples
 
 
 def _one(node: Joined, threshold: int, name: str, samples: Samples) -> None:
@@ -167,19 +173,45 @@ def report(found: dict[str, Samples]) -> tuple[list[str], bool]:
     return lines, holds
 
 
+def table(kept: Mapping[str, Any]) -> str:
+    """What was kept, for people."""
+    where, found = kept["machine"], kept["samples"]
+    lines = [
+        f"{where['date']}, commit {kept['commit']}: {where['cpus']} × {where['cpu']}, {where['memory']}, Linux "
+        f"{where['kernel']}, containerd {where['containerd']}, load before the run {where['load']}; "
+        f"{len(found['pykubelet']['shown'])} evictions by each agent. Median (least to most).",
+        "",
+        "| figure | Go kubelet 1.36.4 | pykubelet | budget |",
+        "|---|---|---|---|",
+    ]
+    rows = (("shown", "crossed → shown as evicted", f"{MOST:g} s"), ("relieved", "crossed → memory back", ""))
+    for figure, title, budget in rows:
+        cells = [_spread(found[name][figure]) for name in ("go", "pykubelet")]
+        lines.append(f"| {title} | {' | '.join(cells)} | {budget} |")
+    innocent = [str(found[name]["innocent"]) for name in ("go", "pykubelet")]
+    return "\n".join([*lines, f"| pods evicted that should have stayed | {' | '.join(innocent)} | 0 |"])
+
+
+def _spread(samples: list[float]) -> str:
+    if not samples:
+        return "evicted nobody"
+    return f"{statistics.median(samples):.2f} s ({min(samples):.2f} to {max(samples):.2f})"
+
+
 def main(words: list[str], show: Callable[[str], None] = print) -> int:
-    rounds = int(words[0]) if words else ROUNDS
-    # A disk of its own, in memory: on some machines the Go kubelet does not find the real one and evicts nobody.
-    with (
-        small_disk(512, in_memory=True) as disk,
-        running_containerd(below=disk) as containerd,
-        running_cluster() as cluster,
-        tempfile.TemporaryDirectory(dir=disk) as folder,
-    ):
-        found = measure(cluster, containerd, Path(folder), rounds)
+    rounds = next((int(word) for word in words if word.isdigit()), ROUNDS)
+    where, measured = machine(containerd_version(programs.find_runtime().containerd)), commit()
+    with running_containerd() as containerd, running_cluster() as cluster, scratch_folder("pklevict-") as folder:
+        found = measure(cluster, containerd, folder, rounds)
     lines, holds = report(found)
     for line in lines:
         show(line)
+    if "--markdown" in words:
+        samples = {name: asdict(each) for name, each in found.items()}
+        kept = {"commit": measured, "machine": where, "samples": samples}
+        KEPT.parent.mkdir(exist_ok=True)
+        KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+        update_document(table(kept), DOCUMENT, MARKS)
     return 0 if holds else 1
 
 

@@ -33,12 +33,15 @@ def unknown_fields(type_: Any, obj: Any) -> list[str]:
 
 
 class Shape(Struct, frozen=True, kw_only=True):
-    """What a type expects at one place: fields of a struct, items of a list or map, or a plain value."""
+    """What a type expects at one place: fields of a struct, items of a list or map, or a plain value.
 
-    fields: dict[str, "Shape"] = field(default_factory=dict)
+    It holds types: the shapes below it are made when a value gets there, since no object has all of a pod's fields.
+    """
+
+    fields: dict[str, Any] = field(default_factory=dict)
     is_struct: bool = False
-    items: "Shape | None" = None
-    values: "Shape | None" = None
+    items: Any = None
+    values: Any = None
     zero: Any = None  # what Go makes of a null inside a list or map
     is_time: bool = False
 
@@ -54,11 +57,11 @@ def shape_of(type_: Any) -> Shape:
             return shape_of(others[0])
         return Shape(zero="0" if float in others else 0)  # a quantity, an int-or-string
     if origin is list:
-        return Shape(items=shape_of(arguments[0]), zero=[])
+        return Shape(items=arguments[0], zero=[])
     if origin is dict:
-        return Shape(values=shape_of(arguments[1]), zero={})
+        return Shape(values=arguments[1], zero={})
     if isinstance(type_, type) and issubclass(type_, msgspec.Struct):
-        fields = {info.encode_name: shape_of(info.type) for info in msgspec.structs.fields(type_)}
+        fields = {info.encode_name: info.type for info in msgspec.structs.fields(type_)}
         return Shape(fields=fields, is_struct=True, zero={})
     return Shape(zero={str: "", int: 0, float: 0.0, bool: False}.get(type_), is_time=type_ is datetime)
 
@@ -69,14 +72,16 @@ def without_nulls(shape: Shape, obj: Any) -> Any:
         return shape.zero
     if isinstance(obj, dict) and shape.is_struct:
         return {
-            key: without_nulls(shape.fields[key], value) if key in shape.fields else value
+            key: without_nulls(shape_of(shape.fields[key]), value) if key in shape.fields else value
             for key, value in obj.items()
             if value is not None
         }
     if isinstance(obj, dict) and shape.values is not None:
-        return {key: without_nulls(shape.values, value) for key, value in obj.items()}
+        values = shape_of(shape.values)
+        return {key: without_nulls(values, value) for key, value in obj.items()}
     if isinstance(obj, list) and shape.items is not None:
-        return [without_nulls(shape.items, value) for value in obj]
+        items = shape_of(shape.items)
+        return [without_nulls(items, value) for value in obj]
     return obj
 
 
@@ -86,14 +91,16 @@ def as_stored(shape: Shape, obj: Any) -> Any:
         return shape.zero
     if isinstance(obj, dict) and shape.is_struct:
         return {
-            key: as_stored(shape.fields[key], value)
+            key: as_stored(shape_of(shape.fields[key]), value)
             for key, value in obj.items()
             if value is not None and key in shape.fields
         }
     if isinstance(obj, dict) and shape.values is not None:
-        return {key: as_stored(shape.values, value) for key, value in obj.items()}
+        values = shape_of(shape.values)
+        return {key: as_stored(values, value) for key, value in obj.items()}
     if isinstance(obj, list) and shape.items is not None:
-        return [as_stored(shape.items, value) for value in obj]
+        items = shape_of(shape.items)
+        return [as_stored(items, value) for value in obj]
     if shape.is_time and isinstance(obj, str):
         return nearest_time(obj) or obj  # what is no time at all stays for the conversion to refuse
     return obj
@@ -104,15 +111,15 @@ def _unknown(shape: Shape, obj: Any, path: str) -> Iterator[str]:
         for key, value in obj.items():
             here = f"{path}.{key}" if path else str(key)
             if key in shape.fields:
-                yield from _unknown(shape.fields[key], value, here)
+                yield from _unknown(shape_of(shape.fields[key]), value, here)
             elif key != NOT_READ:
                 yield here
     elif isinstance(obj, dict) and shape.values is not None:
         for key, value in obj.items():
-            yield from _unknown(shape.values, value, f"{path}[{key}]")
+            yield from _unknown(shape_of(shape.values), value, f"{path}[{key}]")
     elif isinstance(obj, list) and shape.items is not None:
         for index, value in enumerate(obj):
-            yield from _unknown(shape.items, value, f"{path}[{index}]")
+            yield from _unknown(shape_of(shape.items), value, f"{path}[{index}]")
 
 
 T = TypeVar("T")

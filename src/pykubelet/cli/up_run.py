@@ -7,6 +7,7 @@ grace first and the runtime after them. Also ends what an agent left behind that
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -241,15 +242,16 @@ def standalone_settings(path: Path, state: UpState, endpoint: str) -> Settings:
 def _config_file(state: UpState) -> Path:
     """Settings that have no flag go through a file, as for any other agent. Only the local socket is served."""
     state.folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-    path = state.folder / "config.yaml"
-    path.write_text(
-        "apiVersion: kubelet.config.k8s.io/v1beta1\n"
-        "kind: KubeletConfiguration\n"
-        f"podLogsDir: {state.logs}\n"
-        "serializeImagePulls: false\n"
-        "enableServer: false\n"
-        "healthzPort: 0\n"
-    )
+    path = state.folder / "config.json"
+    config = {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "podLogsDir": str(state.logs),
+        "serializeImagePulls": False,
+        "enableServer": False,
+        "healthzPort": 0,
+    }
+    path.write_text(json.dumps(config, indent=2) + "\n")
     return path
 
 
