@@ -9,11 +9,9 @@ from __future__ import annotations
 import ctypes
 import gc
 import math
-from pathlib import Path
 
 M_ARENA_MAX = -8
 ARENAS = 2
-MADV_DONTNEED = 4
 
 
 def limit_arenas() -> None:
@@ -42,7 +40,6 @@ class Release:
             return False
         self._last = now
         give_back()
-        unload_code()
         return True
 
 
@@ -56,19 +53,3 @@ def give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def unload_code() -> None:
-    """Let go of machine code of libraries that start-up or a burst ran through; what is needed comes back by itself.
-
-    Those pages are the file's own, in the page cache; gRPC and TLS have megabytes of them that an idle agent never
-    executes. Only code is meant: pages that the loader or the program has changed are not executable.
-    """
-    madvise = getattr(ctypes.CDLL(None), "madvise", None)
-    if madvise is None:
-        return
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        place, rights, _, _, _, *path = line.split(maxsplit=5)
-        if rights == "r-xp" and path and path[0].startswith("/"):
-            begin, end = (int(address, 16) for address in place.split("-"))
-            madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_DONTNEED)
