@@ -52,6 +52,7 @@ bench: ## measure against the bare runtime and the Go kubelet; see docs/performa
 	@$(PYTHON) -m bench.volumes
 	@$(PYTHON) -m bench.streams
 	@$(PYTHON) -m bench.standalone
+	@$(PYTHON) -m bench.memory
 	@$(PYTHON) -m bench.eviction
 	@$(PYTHON) -m bench.stats_cost
 	@$(PYTHON) -m bench.watches

@@ -161,15 +161,15 @@ def pss(pid: int) -> int:
     The benchmark is a Python program with the same libraries as one of the subjects: pages they share would make that
     subject look smaller than it is. Of files that this process maps, too, everything resident counts.
     """
-    ours = {path for path, _, _ in _mappings(os.getpid()) if path}
+    ours = {path for path, _, _ in mappings(os.getpid()) if path}
     return sum(
         resident if path in ours else proportional
         for member in _family(pid)
-        for path, resident, proportional in _mappings(member)
+        for path, resident, proportional in mappings(member)
     )
 
 
-def _mappings(pid: int) -> Iterator[tuple[str, int, int]]:
+def mappings(pid: int) -> Iterator[tuple[str, int, int]]:
     """File (empty for anonymous memory), resident bytes and proportional bytes of each mapping."""
     try:
         lines = Path(f"/proc/{pid}/smaps").read_text().splitlines()

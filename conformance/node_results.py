@@ -140,22 +140,23 @@ def compare(ours: Results, go: Results) -> Comparison:
 def document(reasons: Mapping[str, str]) -> str:
     """The text between the marks in docs/conformance.md."""
     lines = [
-        "| part | agent | passed | failed | skipped | seconds, summed | commits |",
-        "|---|---|---|---|---|---|---|",
+        "| part | agent | passed | failed | skipped | run by the other agent alone | seconds, summed | commits |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     notes: list[str] = []
     for name, part in PARTS.items():
         ours, go = load(name, OURS), load(name, GO)
-        for results in (ours, go):
-            if results.entries:
-                counts = " | ".join(str(len(results.names(each))) for each in (PASSED, FAILED, SKIPPED))
-                commits = ", ".join(results.commits())
-                lines.append(
-                    f"| {part.what} | {TITLES[results.agent]} | {counts} | {results.seconds():.0f} | {commits} |"
-                )
+        lines += [row(part.what, mine, other) for mine, other in ((ours, go), (go, ours)) if mine.entries]
         notes += differences(name, ours, go, reasons)
     heading = ["", "| part | spec | pykubelet | Go kubelet | why |", "|---|---|---|---|---|"]
     return "\n".join([*lines, *(heading + notes if notes else [])])
+
+
+def row(what: str, mine: Results, other: Results) -> str:
+    counts = " | ".join(str(len(mine.names(each))) for each in (PASSED, FAILED, SKIPPED))
+    alone = len(other.entries.keys() - mine.entries.keys())
+    taken = ", ".join(mine.commits())
+    return f"| {what} | {TITLES[mine.agent]} | {counts} | {alone} | {mine.seconds():.0f} | {taken} |"
 
 
 def differences(part: str, ours: Results, go: Results, reasons: Mapping[str, str]) -> list[str]:

@@ -2,7 +2,8 @@
 # Build the Go programs that tests need, once, into a cache outside the tree.
 #
 #   tools/build-go.sh TARGET [--print]     TARGET: controlplane | containerd2 | crio | runc | crictl | metricsserver |
-#                                                  e2e | node-e2e | plugins | otelcol | kubeadm | apiserver-1.35 | apiserver-1.37
+#                                                  e2e | node-e2e | plugins | otelcol | kubeadm | kubemark |
+#                                                  apiserver-1.35 | apiserver-1.37
 #
 # The last line on stdout is the folder that holds the programs; everything else goes to stderr. With --print nothing is
 # built: the folder is named when it is there and up to date, otherwise the exit status is 1.
@@ -111,7 +112,15 @@ case $target in
       flags+=" -X $base.gitVersion=$version -X $base.gitMajor=1 -X $base.gitMinor=36 -X $base.gitTreeState=clean"
     done
     hint="about 3 minutes on 2 cores" ;;
-  *) die "usage: tools/build-go.sh controlplane|containerd2|crio|runc|crictl|metricsserver|e2e|node-e2e|plugins|otelcol|kubeadm|apiserver-1.35|apiserver-1.37 [--print]" ;;
+  kubemark)
+    version=v1.36.4
+    programs="kubemark"
+    packages=k8s.io/kubernetes/cmd/kubemark
+    for base in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
+      flags+=" -X $base.gitVersion=$version -X $base.gitMajor=1 -X $base.gitMinor=36 -X $base.gitTreeState=clean"
+    done
+    hint="about 1 minute on 2 cores after controlplane" ;;
+  *) die "usage: tools/build-go.sh controlplane|containerd2|crio|runc|crictl|metricsserver|e2e|node-e2e|plugins|otelcol|kubeadm|kubemark|apiserver-1.35|apiserver-1.37 [--print]" ;;
 esac
 
 sources=$root/tests/$target

@@ -29,9 +29,8 @@ from pykubelet.clients.host.quotas import ProjectQuotas
 from pykubelet.clients.http.client import ShortCalls
 from pykubelet.clients.http.port import Fetched, FetchFailed
 from pykubelet.clients.plugins.connection import GrpcRegistrations
-from pykubelet.clients.plugins.csi import GrpcCsiNode
 from pykubelet.clients.plugins.devices import DeviceRegistry, GrpcDevicePlugin, read_allocate_response
-from pykubelet.clients.plugins.dra import GrpcDraDriver
+from pykubelet.clients.plugins.port import CsiNode, DraDriver, Observe
 from pykubelet.cm.capacity import machine_capacity, reservation_problem, reserved
 from pykubelet.edges import ClusterEdges, Edges, GuardEdges, PluginEdges, ServeEdges
 from pykubelet.kit.backoff import Backoff
@@ -132,12 +131,24 @@ def _paths(settings: Settings) -> NodePaths:
 def _plugin_edges() -> PluginEdges:
     return PluginEdges(
         registrations=GrpcRegistrations(),
-        csi=GrpcCsiNode,
+        csi=_csi_node,
         devices=GrpcDevicePlugin,
         read_allocate_response=read_allocate_response,
-        dra=GrpcDraDriver,
+        dra=_dra_driver,
         device_registry=DeviceRegistry,
     )
+
+
+def _csi_node(socket: Path, observe: Observe) -> CsiNode:
+    from pykubelet.clients.plugins.csi import GrpcCsiNode  # with the first driver: its messages are many
+
+    return GrpcCsiNode(socket, observe)
+
+
+def _dra_driver(socket: Path, version: str, observe: Observe) -> DraDriver:
+    from pykubelet.clients.plugins.dra import GrpcDraDriver
+
+    return GrpcDraDriver(socket, version, observe)
 
 
 def _guard_edges(cgroup_stats: CgroupStats, node_stats: NodeStats) -> GuardEdges:

@@ -19,8 +19,6 @@ from pykubelet.cli.errors import CommandFailed
 if TYPE_CHECKING:
     from pykubelet.hollow.fleet import FleetPlan
 
-OPEN_FILES = 65536
-
 
 @click.command("hollow", short_help="run many nodes without machines, to test a control plane")
 @click.option("--nodes", type=click.IntRange(1), required=True, metavar="N", help="How many.")
@@ -94,7 +92,6 @@ def command(
 def _run(plan: FleetPlan, verbose: bool) -> int:
     import uvloop
 
-    from pykubelet.clients.host.process import allow_open_files
     from pykubelet.kit import log
     from pykubelet.kit.memory import limit_arenas
     from pykubelet.settings.errors import SettingsError
@@ -102,7 +99,6 @@ def _run(plan: FleetPlan, verbose: bool) -> int:
     log.set_up()
     if not verbose:
         logging.getLogger(log.PACKAGE).setLevel(logging.WARNING)
-    allow_open_files(OPEN_FILES)
     limit_arenas()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -8,7 +8,7 @@ Does not cover: stats (cri.py).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pykubelet.hollow.cri_logs import close_log, open_log, write_log
 from pykubelet.hollow.cri_sandboxes import MemorySandboxes
@@ -144,7 +144,8 @@ class MemoryContainers(MemorySandboxes):
             container.resources = own.linux.resources
         # Jumping time stands still while the agent works; a runtime's clock never does.
         container.created_at = self._last_created = max(self.clock.now_ns(), self._last_created + 1)
-        self.containers[container.id] = container
+        self.containers[container.id] = box.containers[container.id] = container
+        self._containers_of_pod.add(own.labels, container.id, container)
         self._tell(container.id, EventKind.CREATED, box)
         return container.id
 
@@ -400,17 +401,19 @@ class MemoryContainers(MemorySandboxes):
     def _remove_container(self, container: MemoryContainer) -> None:
         container.removed = True
         del self.containers[container.id]
+        del container.sandbox.containers[container.id]
+        self._containers_of_pod.remove(container.config.labels, container.id)
         self._reserved.pop(container.key)
         self._tell(container.id, EventKind.DELETED, container.sandbox)
 
     def _select(
         self, pod_uid: str | None, id: str | None, sandbox_id: str | None, running_only: bool
     ) -> list[MemoryContainer]:
+        found: Iterable[MemoryContainer] = self._containers_of_pod.of(pod_uid) if pod_uid else self.containers.values()
         return [
             c
-            for c in self.containers.values()
-            if (not pod_uid or c.config.labels.get("io.kubernetes.pod.uid") == pod_uid)
-            and (not id or c.id == id)
+            for c in found
+            if (not id or c.id == id)
             and (not sandbox_id or c.sandbox.id == sandbox_id)
             and (not running_only or c.state is ContainerState.RUNNING)
         ]

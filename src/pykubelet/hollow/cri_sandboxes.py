@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from pykubelet.hollow.cri_faults import FaultGate
-from pykubelet.hollow.cri_values import MemoryContainer, MemorySandbox, Subject, made_id
+from pykubelet.hollow.cri_values import MemoryContainer, MemorySandbox, PodIndex, Subject, made_id
 from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import CriError, CriNotFound, RuntimeDown, Unimplemented
 from pykubelet.model.runtime_status import (
@@ -33,6 +33,8 @@ class MemorySandboxes(FaultGate):
         super().__init__(clock, request_timeout)
         self.sandboxes: dict[str, MemorySandbox] = {}
         self.containers: dict[str, MemoryContainer] = {}
+        self._boxes_of: PodIndex[MemorySandbox] = PodIndex()
+        self._containers_of_pod: PodIndex[MemoryContainer] = PodIndex()
         self.handlers = tuple(handlers)
         self.events_supported = True
         """False: container_events raises Unimplemented, as a runtime without GetContainerEvents does."""
@@ -84,6 +86,7 @@ class MemorySandboxes(FaultGate):
             raise
         box.created_at = self.clock.now_ns()
         self.sandboxes[box.id] = box
+        self._boxes_of.add(box.config.labels, box.id, box)
         self._tell(box.id, EventKind.CREATED, box)
         self._tell(box.id, EventKind.STARTED, box)
         return box.id
@@ -105,6 +108,7 @@ class MemorySandboxes(FaultGate):
         for container in self._containers_of(box):
             self._remove_container(container)
         del self.sandboxes[box.id]
+        self._boxes_of.remove(box.config.labels, box.id)
         self._reserved.pop(box.key)
         self._tell(box.id, EventKind.DELETED, box)
 
@@ -230,7 +234,7 @@ class MemorySandboxes(FaultGate):
             self._tell(box.id, EventKind.STOPPED, box)
 
     def _containers_of(self, box: MemorySandbox) -> list[MemoryContainer]:
-        return [c for c in self.containers.values() if c.sandbox is box]
+        return list(box.containers.values())
 
     def _kill(self, container: MemoryContainer) -> None:
         raise NotImplementedError
@@ -257,12 +261,11 @@ class MemorySandboxes(FaultGate):
             queue.put_nowait(RuntimeDown("the event stream of the runtime ended"))
 
     def _sandbox_records(self, pod_uid: str | None, id: str | None, ready_only: bool) -> list[SandboxRecord]:
+        found: Iterable[MemorySandbox] = self._boxes_of.of(pod_uid) if pod_uid else self.sandboxes.values()
         return [
             _sandbox_record(box)
-            for box in self.sandboxes.values()
-            if (not pod_uid or box.config.labels.get("io.kubernetes.pod.uid") == pod_uid)
-            and (not id or box.id == id)
-            and (not ready_only or box.state is SandboxState.READY)
+            for box in found
+            if (not id or box.id == id) and (not ready_only or box.state is SandboxState.READY)
         ]
 
     def _sandbox_status(self, box: MemorySandbox) -> SandboxStatus:

@@ -10,11 +10,14 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
+from pykubelet.model.container_keys import POD_UID_LABEL
 from pykubelet.model.errors import CriError
 from pykubelet.model.runtime_status import ContainerState, ExecResult, SandboxState
 from pykubelet.wire import cri_pb2
+
+T = TypeVar("T")
 
 KILLED = 137
 """128 + SIGKILL"""
@@ -123,6 +126,8 @@ class MemorySandbox:
     runtime_handler: str = ""
     resources: cri_pb2.LinuxContainerResources | None = None
     overhead: cri_pb2.LinuxContainerResources | None = None
+    containers: dict[str, MemoryContainer] = field(default_factory=dict)
+    """By id."""
 
     @property
     def key(self) -> str:
@@ -192,6 +197,26 @@ class MemoryContainer:
         if not directory or not self.config.log_path:
             return ""
         return f"{directory}/{self.config.log_path}"
+
+
+class PodIndex(Generic[T]):
+    """What belongs to a pod, by the UID in its labels: a node's runtime is asked about single pods all the time."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, dict[str, T]] = {}
+
+    def add(self, labels: Mapping[str, str], id: str, item: T) -> None:
+        self._of.setdefault(labels.get(POD_UID_LABEL, ""), {})[id] = item
+
+    def remove(self, labels: Mapping[str, str], id: str) -> None:
+        uid = labels.get(POD_UID_LABEL, "")
+        items = self._of[uid]
+        del items[id]
+        if not items:
+            del self._of[uid]
+
+    def of(self, uid: str) -> Sequence[T]:
+        return list(self._of.get(uid, {}).values())
 
 
 def made_id(kind: str, number: int) -> str:

@@ -77,7 +77,7 @@ class HollowNode:
             number=number,
             history=shared.history,
         )
-        self.cri.image_filesystem = FilesystemUsage(mountpoint=str(shared.folder))
+        self.cri.image_filesystem = FilesystemUsage(mountpoint=str(self._paths.root))
         self.agent: Kubelet | None = None
         """While it runs."""
         self.ready = asyncio.Event()

@@ -124,6 +124,16 @@ def test_specs_are_found_by_their_whole_names() -> None:
     assert re.fullmatch(pattern, "[sig-node] Pods *not* (now)")
 
 
+def test_the_table_says_how_much_of_the_other_agents_run_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_results, "FOLDER", tmp_path)
+    save(results(OURS, a=PASSED, b=PASSED, c=SKIPPED))
+    save(results(GO, a=PASSED, d=FAILED))
+    rows = [line.split(" | ") for line in node_results.document({}).splitlines() if "default selection" in line]
+    assert [row[1:6] for row in rows] == [["pykubelet", "2", "0", "1", "1"], ["Go kubelet", "1", "1", "0", "2"]]
+
+
 def test_the_table_in_the_document_is_the_one_that_the_results_make() -> None:
     text = report.DOCUMENT.read_text()
     made = text.partition(node_results.BEGIN)[2].partition(node_results.END)[0].strip()
