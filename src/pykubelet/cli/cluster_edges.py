@@ -139,7 +139,7 @@ def address_of(config: Kubeconfig) -> ClusterAddress:
 
 
 async def _bootstrap(settings: Settings, files: CertificateFiles, clock: Clock, node_name: str) -> None:
-    gc.enable()  # not only when the agent runs: somebody may take days to approve its request
+    gc.enable()  # not only when the agent runs: the approval may take days
     config = load_kubeconfig(Path(settings.flags.bootstrap_kubeconfig))
     server = ServerConnections(config, clock=clock)
     transport = Transport(server, agent=user_agent(settings.kubernetes_version))
