@@ -120,12 +120,25 @@ class RealChurn:
 
 
 def table(result: Mapping[str, Any]) -> str:
+    """Every run that was kept, oldest first, with what was said when it ended."""
     titles = {"rss_kib": "resident memory of the agent, KiB", "series": "metric series", "groups": "cgroups"}
     titles["sandboxes"] = "containers and sandboxes of the runtime"
-    head = f"{result['made']} pods in {result['minutes']:g} minutes (commit {result['commit']})"
-    left = "; ".join(result["left_over"]) or "nothing"
-    left += f", besides {result['refused']} ended containers that containerd refuses to remove"
-    return "\n".join([f"{head}; left over in the end: {left}.", "", *rows(result["samples"], titles)])
+    text = []
+    for run in result["runs"]:
+        text += [
+            f"{run['made']} pods, {run['pods']} at a time, in {run['minutes']:g} minutes (commit {run['commit']}). "
+            f"Grown, by the tolerances of that time: {_shown(run['grown_as_run'])}; by those of now: "
+            f"{_shown(run['grown'])}. Left over: {'; '.join(run['left_over']) or 'nothing'}. "
+            f"Refused by containerd: {'not asked' if run['refused'] is None else run['refused']}.",
+            "",
+            *rows(run["samples"], titles),
+            "",
+        ]
+    return "\n".join(text[:-1])
+
+
+def _shown(grown: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {by:+,.1f}" for name, by in sorted(grown.items())) or "nothing"
 
 
 def main() -> int:
@@ -147,18 +160,22 @@ def main() -> int:
         time.sleep(3.0)
         churn.run(options.minutes)
         left = churn.left_over()
+    bad = grown(churn.samples)
     result = {
         "commit": commit(),
         "minutes": options.minutes,
+        "pods": options.pods,
         "made": churn.made,
-        "grown": grown(churn.samples),
+        "grown": bad,
+        "grown_as_run": bad,
         "left_over": left,
         "refused": len(churn.refused),
         "samples": churn.samples,
     }
-    options.results.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"{churn.made} pods; grown: {result['grown']}; left over: {left}")
-    return 1 if result["grown"] or left else 0
+    kept = json.loads(options.results.read_text())["runs"] if options.results.exists() else []
+    options.results.write_text(json.dumps({"runs": [*kept, result]}, indent=1) + "\n")
+    print(f"{churn.made} pods; grown: {bad}; left over: {left}")
+    return 1 if bad or left else 0
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from bench import churn
+from bench import churn, churn_real
 from bench.churn import grown
 from bench.endurance import DOCUMENT, next_round, read_lines, table
 
@@ -131,5 +131,7 @@ def test_growth_is_told_from_noise() -> None:
 def test_the_document_shows_what_is_kept() -> None:
     document = DOCUMENT.read_text()
     assert table(read_lines()) in document
-    for kept in (churn,):
-        assert kept.table(json.loads(kept.RESULTS.read_text())) in document
+    day, real = (json.loads(kept.RESULTS.read_text()) for kept in (churn, churn_real))
+    assert churn.table(day) in document and churn_real.table(real) in document
+    for result in (day, *real["runs"]):
+        assert result["grown"] == grown(result["samples"]), "the verdict is that of the data"

@@ -48,8 +48,6 @@ def test_the_clock_of_a_process_is_its_processor_time() -> None:
 
 
 def test_what_is_kept_and_what_is_shown_are_the_same() -> None:
-    if not scraping.KEPT.exists():
-        pytest.skip("nothing was kept yet")
     kept = json.loads(scraping.KEPT.read_text())
     begin, end = scraping.MARKS
     assert reports.DOCUMENT.read_text().partition(begin)[2].partition(end)[0].strip() == table(kept).strip()
