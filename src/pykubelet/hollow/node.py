@@ -27,7 +27,7 @@ from pykubelet.hollow.mounts import MemoryMounts
 from pykubelet.hollow.network import HollowNetwork, OneAddress, no_fetch, node_address, pod_network
 from pykubelet.hollow.runtime import HollowCri
 from pykubelet.hollow.server import ClientsOf
-from pykubelet.hollow.workload import Failure, Workload, drawn
+from pykubelet.hollow.workload import Workload, drawn
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
@@ -119,13 +119,15 @@ class HollowNode:
 
     async def _until_failure(self) -> float:
         """Live through failures of the runtime until the agent itself is to end; the seconds it will be away."""
-        plan, clock, rng = self._shared.workload.failures, self._shared.clock, self._rng
+        clock, rng = self._shared.clock, self._rng
+        failures = self._shared.workload.failures.kinds()
+        if not failures:
+            await asyncio.get_running_loop().create_future()  # nothing ever happens
         while True:
-            due = {kind: next_time(getattr(plan, kind), rng) for kind in ("agent", "runtime", "power")}
-            kind = min(due, key=lambda each: due[each])
-            await sleep_until_cancelled(clock) if due[kind] == float("inf") else await clock.sleep(due[kind])
-            failure: Failure = getattr(plan, kind)
-            lasts = drawn(failure.lasts, rng)
+            due = {kind: rng.expovariate(1 / failure.every) for kind, failure in failures.items()}
+            kind = min(due, key=due.__getitem__)
+            await clock.sleep(due[kind])
+            lasts = drawn(failures[kind].lasts, rng)
             logger.info("a failure of a hollow node", extra={"node": self.name, "kind": kind, "seconds": lasts})
             if kind == "agent":
                 return lasts
@@ -188,12 +190,3 @@ def with_zone(settings: Settings, workload: Workload, number: int) -> Settings:
         return settings
     labels = {**settings.flags.node_labels, ZONE_LABEL: f"zone-{number % workload.machine.zones}"}
     return replace(settings, flags=replace(settings.flags, node_labels=labels))
-
-
-def next_time(failure: Failure | None, rng: random.Random) -> float:
-    return rng.expovariate(1 / failure.every) if failure is not None else float("inf")
-
-
-async def sleep_until_cancelled(clock: Clock) -> None:
-    while True:
-        await clock.sleep(86400.0)

@@ -152,6 +152,11 @@ class FailuresPlan(Struct, frozen=True, forbid_unknown_fields=True, rename="came
     power: Failure | None = None
     """The machine is off, and boots again later."""
 
+    def kinds(self) -> dict[str, Failure]:
+        """What happens, by its kind."""
+        kinds = {"agent": self.agent, "runtime": self.runtime, "power": self.power}
+        return {kind: failure for kind, failure in kinds.items() if failure is not None}
+
 
 class Workload(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     machine: MachinePlan = MachinePlan()
@@ -199,7 +204,6 @@ def _check(workload: Workload) -> None:
     for place, share in shares.items():
         if not 0 <= share <= 1:
             raise msgspec.ValidationError(f"{place}: {share:g} is no share between 0 and 1")
-    for kind in ("agent", "runtime", "power"):
-        failure: Failure | None = getattr(workload.failures, kind)
-        if failure is not None and failure.every <= 0:
+    for kind, failure in workload.failures.kinds().items():
+        if failure.every <= 0:
             raise msgspec.ValidationError(f"failures.{kind}.every: must be more than 0 seconds")
