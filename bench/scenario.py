@@ -19,7 +19,7 @@ from bench.audit import audit_cpu
 from bench.measure import Ends, TookTooLong, busy, first_processes, own_cpu, pss, until
 from bench.pods import CRASH, STAY
 from bench.stage import Stage
-from bench.subjects import NODE, WIDTHS, Floor, Subject
+from bench.subjects import NODE, WIDTHS, Agent, Floor, Subject
 
 NS = 1e9
 RESIDENTS = 7
@@ -76,6 +76,7 @@ class Run:
         self._stage = stage
         self._sizes = sizes
         self._pause = random.Random(1)
+        self._residents: list[str] = []
         self._round = 0
         self.figures = Figures()
 
@@ -99,6 +100,8 @@ class Run:
             await self._delete(names)
         finally:
             await self.subject.stop()
+            if isinstance(self.subject, Agent):
+                await self.subject.remove(self._residents)  # their manifests: the next round begins without
 
     def _name(self, kind: str, number: int | str = "") -> str:
         """Of a pod: logs of earlier rounds are still there."""
@@ -119,10 +122,12 @@ class Run:
             await asyncio.sleep(self._pause.uniform(0.4, 1.0))
             asked = await self.subject.add({name: STAY})
             self.figures.add("single", (await self.subject.logs.first(name) - asked) / NS)
+        self._residents = names[:RESIDENTS]
         if len(names) < RESIDENTS:
             rest = [self._name("resident", number) for number in range(RESIDENTS - len(names))]
             await self.subject.add(dict.fromkeys(rest, STAY))
             await self.subject.logs.all_first(rest)
+            self._residents += rest
         await self._gone(names[RESIDENTS:])
 
     async def _crashes(self) -> None:

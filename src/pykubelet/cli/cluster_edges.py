@@ -7,6 +7,7 @@ lease would be over before its renewal arrives (bench/heartbeat.json). The other
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -73,7 +74,7 @@ async def connected_cluster(
         await gather_all(server.abandon(), beats.abandon())
 
     try:
-        await server.open()
+        await gather_all(server.open(), beats.open())
         yield ClusterEdges(
             client=client(server, node.kube_api_qps, node.kube_api_burst),
             heartbeat=client(beats, NO_LIMIT, 1),
@@ -138,6 +139,7 @@ def address_of(config: Kubeconfig) -> ClusterAddress:
 
 
 async def _bootstrap(settings: Settings, files: CertificateFiles, clock: Clock, node_name: str) -> None:
+    gc.enable()  # not only when the agent runs: the approval may take days
     config = load_kubeconfig(Path(settings.flags.bootstrap_kubeconfig))
     server = ServerConnections(config, clock=clock)
     transport = Transport(server, agent=user_agent(settings.kubernetes_version))

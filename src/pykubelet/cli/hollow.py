@@ -111,10 +111,15 @@ async def _run_fleet(plan: FleetPlan) -> int:
     from pykubelet.cli.agent import stop_requested
     from pykubelet.hollow.fleet import running
     from pykubelet.kit.clock import SystemClock
+    from pykubelet.kit.tasks import first_of
 
     stop = stop_requested()
     clock = SystemClock()
-    async with running(plan, clock=clock, say=click.echo):
-        await stop.wait()
-        click.echo("stopping the agents; their Nodes stay")
+
+    async def stay() -> bool:
+        async with running(plan, clock=clock, say=click.echo):
+            return await asyncio.Event().wait()
+
+    await first_of(stay(), stop.wait())
+    click.echo("the agents are stopped; their Nodes stay")
     return 0

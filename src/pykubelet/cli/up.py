@@ -150,6 +150,8 @@ def up(
         absolute = [state.manifests]
     if detach:
         return start_detached(state, absolute, endpoint)
+    # `down` finds the agent from here on; until it listens to that signal it would be ended by it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     state.enter(absolute, endpoint)
     try:
         launch = None if endpoint else launched(state)

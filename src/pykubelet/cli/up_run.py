@@ -112,6 +112,7 @@ class _Up:
         begun = self._clock.monotonic()
         stop = stop_requested()
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._ask_down, stop)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
         if self._launch is None:
             await self._serve(self._options.endpoint, stop, begun, [])
             if self._down:

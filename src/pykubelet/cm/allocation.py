@@ -59,7 +59,7 @@ class AllocationState:
     def __init__(self, path: Path, *, on_change: Callable[[], None] = lambda: None) -> None:
         """`on_change`: called when something waits for a flush."""
         self.path = path
-        # Not synced to disk: a killed agent loses nothing, and after a power cut no container runs any more.
+        # Not synced to disk: after a power cut no container runs any more.
         self._checkpoint = Checkpoint(path, encode=encode, decode=decode, durable=False)
         self._on_change = on_change
         self._loaded: dict[str, PodResourceInfo] | None = None
@@ -151,10 +151,9 @@ ENVELOPE = Envelope(checksum)
 
 RETRY_UNTIL_READY: Final = 30.0
 RETRY_EVERY: Final = 180.0
-SETTLE: Final = 2.0
-"""Seconds to gather changes before the records are written: each write has all pods in it, so that five hundred pods
-starting together must not cost five hundred writes. A record matters only once a spec requests something else, and
-that writes at once."""
+SETTLE: Final = 0.25
+"""Seconds to gather changes before the records are written, so that fifty pods starting together do not cost fifty
+writes. A record matters only once a spec requests something else, and that writes at once."""
 
 # Why pending resizes are judged again: labels of a metric.
 POD_RESIZED: Final = "pod_resized"

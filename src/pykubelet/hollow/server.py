@@ -66,7 +66,7 @@ async def connected(
         )
 
     try:
-        await server.open()
+        await gather_all(server.open(), beats.open())
         yield clients
     finally:
         await gather_all(server.close(), beats.close())

@@ -7,14 +7,11 @@ and then idles for days would keep the peak. Elsewhere than on glibc both calls 
 from __future__ import annotations
 
 import ctypes
-import functools
 import gc
 import math
-from pathlib import Path
 
 M_ARENA_MAX = -8
 ARENAS = 2
-MADV_DONTNEED = 4
 
 
 def limit_arenas() -> None:
@@ -43,7 +40,6 @@ class Release:
             return False
         self._last = now
         give_back()
-        unload_code()
         return True
 
 
@@ -57,39 +53,3 @@ def give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def unload_code() -> None:
-    """Let go of parts of libraries that start-up or a burst ran through; what is needed comes back by itself.
-
-    Those pages are the files' own, in the page cache; gRPC and TLS have megabytes of code and constants that an idle
-    agent never looks at. A library with a page that was changed, as the loader does where it puts addresses in, keeps
-    that whole part.
-    """
-    madvise = getattr(ctypes.CDLL(None), "madvise", None)
-    if madvise is None:
-        return
-    loaded = Path("/proc/self/maps").read_text().splitlines()
-    for begin, end in _parts_of(tuple(line for line in loaded if ".so" in line)):
-        madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_DONTNEED)
-
-
-@functools.lru_cache(maxsize=1)
-def _parts_of(libraries: tuple[str, ...]) -> list[tuple[int, int]]:
-    """For these libraries as they are mapped. The kernel's long list, page by page, takes time in a large process."""
-    return unchanged_parts(Path("/proc/self/smaps").read_text())
-
-
-def unchanged_parts(smaps: str) -> list[tuple[int, int]]:
-    """The mappings of libraries, from the kernel's list, that cannot be written to and have no page of their own."""
-    found: list[tuple[int, int]] = []
-    place = ""
-    for line in smaps.splitlines():
-        first, *rest = line.split(maxsplit=5)
-        if not first.endswith(":"):
-            is_library = len(rest) == 5 and rest[0] in ("r-xp", "r--p") and ".so" in rest[4]
-            place = first if is_library else ""
-        elif first == "Anonymous:" and place and rest[0] == "0":
-            begin, end = (int(address, 16) for address in place.split("-"))
-            found.append((begin, end))
-    return found

@@ -279,7 +279,11 @@ class ContainerGc:
             is_gone = self._gone_question(evict_ended=False)
             chosen = {uid for uid in self._ended if is_gone(uid)} | self._renewed | retried
             self._ended, self._renewed = set(), set()
-            anew = await self._collect_pods(chosen, is_gone, deadline)
+            try:
+                anew = await self._collect_pods(chosen, is_gone, deadline)
+            except Exception as error:  # of one removal, never the end of all later ones
+                logger.exception("ended pods cannot be removed, will retry", extra={"problem": str(error)})
+                anew = chosen
             failed = (failed - retried) | anew
             if anew:
                 retry_at = self._clock.monotonic() + again.next()

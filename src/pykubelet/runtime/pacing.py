@@ -85,6 +85,7 @@ class _Line:
         self.waiting: dict[_Call, None] = {}
         """In the order they came."""
         self.held: set[_Call] = set()
+        self.turns = 0
 
 
 class Width:
@@ -131,7 +132,8 @@ class Pacer:
         """By pod, calls that are over and whose place waits for the pod's next."""
         self._usual: dict[Rank, float] = {}
         """Seconds that calls take, newer ones counting more."""
-        self._calls = self._turns = 0
+        self._calls = 0
+        self._look: asyncio.TimerHandle | None = None
         self._waited = ctx.metrics.histogram(
             "pykubelet_runtime_turn_wait_seconds", "How long calls to the runtime waited for their turn.", ("kind",)
         )
@@ -151,7 +153,7 @@ class Pacer:
         """Wait for the turn of this call of the pod; the smaller of two goes first."""
         self._calls += 1
         call = _Call(uid, rank, size, self._calls)
-        if rank is Rank.CONTAINER and uid in self._kept:
+        if rank in (Rank.RESTART, Rank.CONTAINER) and uid in self._kept:
             self._leave(self._kept.pop(uid), next_one=call)
         elif self._line(rank).waiting or not self._has_room(self._line(rank)):
             with self._recorder.step(uid, Step.TURN, rank.name.lower()):
@@ -163,7 +165,7 @@ class Pacer:
         except BaseException:
             self._end(call)
             raise
-        self._end(call, keep=rank in (Rank.CRITICAL, Rank.NEW))
+        self._end(call, succeeded=True)
 
     def position(self, uid: str) -> int | None:
         """How many turns it is until the pod's, 1 for the next; None when it does not wait."""
@@ -197,10 +199,18 @@ class Pacer:
     def _next(self, line: _Line) -> None:
         if line is self._starts:
             self._width.crowded()
+            self._look_again()
         while line.waiting and self._has_room(line):
-            self._turns += 1
-            oldest = self._turns % OLDEST_EVERY == 0
+            line.turns += 1
+            oldest = line.turns % OLDEST_EVERY == 0
             self._give(next(iter(line.waiting)) if oldest else min(line.waiting, key=lambda call: call.order))
+
+    def _look_again(self) -> None:
+        """While starts wait, at the processors: calls that all take long end and come too seldom for that."""
+        if self._look is not None:
+            self._look.cancel()
+        loop = asyncio.get_running_loop()
+        self._look = loop.call_later(LOOK_EVERY, self._next, self._starts) if self._starts.waiting else None
 
     def _give(self, call: _Call) -> None:
         line = self._line(call.rank)
@@ -216,11 +226,12 @@ class Pacer:
             return STOP_HOLDS
         return min(LONGEST_PATIENCE, max(SHORTEST_PATIENCE, TIMES_USUAL * self._usual.get(rank, 0.0)))
 
-    def _end(self, call: _Call, *, keep: bool = False) -> None:
-        if call.begun is not None:
+    def _end(self, call: _Call, *, succeeded: bool = False) -> None:
+        if succeeded and call.begun is not None:  # what hung until its deadline says nothing about the usual
             took = self._clock.monotonic() - call.begun
             self._usual[call.rank] = 0.8 * self._usual.get(call.rank, took) + 0.2 * took
-        if keep and call in self._starts.held and call.timer is not None:
+        keeps = succeeded and call.rank in (Rank.CRITICAL, Rank.NEW) and call in self._starts.held
+        if keeps and call.timer is not None:
             call.timer.cancel()
             self._kept[call.uid] = call
             call.timer = asyncio.get_running_loop().call_later(KEPT, self._leave, call)

@@ -83,14 +83,14 @@ class PrivateContainerd:
         try:
             await both(self.network.setup(), self._come_up())
         except BaseException:
+            await self._end_launched()
             self.release()
             raise
 
     async def _come_up(self) -> None:
         if self._launch.adopted:
             logger.info("containerd is running already", extra={"pid": self.pid})
-            return
-        if self._launch.outdated is not None:  # its containers survive the change
+        elif self._launch.outdated is not None:  # its containers survive the change
             await self._launch.outdated.end(grace=10.0)
             self._launch.launch()
         await self._until_ready()
@@ -165,24 +165,28 @@ class PrivateContainerd:
         await self._until_ready()
 
     async def _until_ready(self) -> None:
-        """Wait until the process that was launched answers; one that does not is ended."""
+        """Wait until the process answers; one that we launched and that does not is ended."""
         process = self._launch.daemon
         assert process is not None
         try:
             async with asyncio.timeout(self._start_within):
                 await self._ready(process)
         except TimeoutError:
-            await process.end(grace=1.0)
+            await self._end_launched()
             raise self._not_up(f"does not answer after {self._start_within:g} s") from None
         except _Ended:
             raise self._not_up("ended right after its start") from None
         except _NoCri:
-            await process.end(grace=1.0)
+            await self._end_launched()
             raise self._not_up("could not load its CRI plugin") from None
         except asyncio.CancelledError:
-            await process.end(grace=1.0)
+            await self._end_launched()
             raise
         logger.info("containerd is up", extra={"pid": self.pid, "socket": str(self.layout.socket)})
+
+    async def _end_launched(self) -> None:
+        if self._launch.daemon is not None and not self.adopted:
+            await self._launch.daemon.end(grace=1.0)
 
     async def _ready(self, process: Daemon) -> None:
         while not (self._launch.is_listening() and await self._answers_cri()):

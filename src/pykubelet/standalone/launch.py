@@ -88,6 +88,7 @@ class ContainerdLaunch:
             config_digest=self._digest,
         )
         self.daemon.save(self.layout.pid_file)
+        self.adopted = False
         return self.daemon
 
     def is_listening(self) -> bool:

@@ -129,6 +129,40 @@ async def test_on_a_slow_machine_slow_is_usual() -> None:
     assert bench.clock.monotonic() - begun == pytest.approx(12.0)
 
 
+async def test_the_width_grows_while_all_calls_take_long() -> None:
+    bench = Bench(idle=0.95)
+    await bench.all(*(bench.call(f"warm{n}", Rank.NEW, seconds=10.0) for n in range(2)))
+    begun = bench.clock.monotonic()
+    await bench.all(*(bench.call(f"pod{n}", Rank.NEW, seconds=10.0) for n in range(8)))
+    assert bench.most == 8
+    assert bench.clock.monotonic() - begun < 12.0
+
+
+async def test_calls_that_failed_do_not_make_slow_usual() -> None:
+    bench = Bench()
+
+    async def hangs(uid: str) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(240), bench.pacer.turn(uid, Rank.NEW):
+                await bench.clock.sleep(1000.0)
+
+    await bench.all(hangs("a"), hangs("b"))
+    begun = bench.clock.monotonic()
+    await bench.all(hangs("c"), hangs("d"), bench.call("critical", Rank.CRITICAL))
+    assert bench.at["critical"] - begun == pytest.approx(2.0)
+
+
+async def test_a_pod_that_ran_before_uses_the_place_kept_for_its_container() -> None:
+    bench = Bench()
+
+    async def start(uid: str) -> None:
+        await bench.call(uid, Rank.NEW)
+        await bench.call(uid, Rank.RESTART)
+
+    await bench.all(*(start(f"pod{n}") for n in range(4)))
+    assert bench.clock.monotonic() == pytest.approx(4.0)
+
+
 async def test_starts_and_stops_do_not_wait_for_each_other() -> None:
     bench = Bench()
     starts = [bench.call(f"start{n}", Rank.NEW) for n in range(2)]
