@@ -79,7 +79,6 @@ DURABLE = {
     "certs/bootstrap.py": START,
     "certs/rotation.py": "a certificate, once in months",
     "certs/self_signed.py": START,
-    "cli/up.py": "not synced, and not the agent's",
     "standalone/cleanup.py": "not synced, and not the agent's",
     "clients/dbus/logind.py": START,
     "images/record_files.py": "called through host calls by records.py",
