@@ -227,7 +227,6 @@ def kubelet_config(stage: Stage, home: Path) -> dict[str, Any]:
         "failSwapOn": False,
         "failCgroupV1": False,
         "enforceNodeAllocatable": [],
-        "localStorageCapacityIsolation": False,
         "address": "127.0.0.1",
         "port": ports[0],
         "healthzPort": ports[1],

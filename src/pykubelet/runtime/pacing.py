@@ -26,6 +26,8 @@ from pykubelet.recorder import Step
 
 PLACES_PER_CPU = 2
 MOST_PLACES_PER_CPU = 8
+STOPS_PER_CPU = 24
+"""Bounded for the sake of a node that ends hundreds of pods; fifty end soonest all at once."""
 OLDEST_EVERY = 8
 """Each turn of this number goes to the one that waited longest."""
 
@@ -96,7 +98,8 @@ class Width:
         self._cpus = cpus
         self._clock = clock
         self._idle = idle
-        self._least, self.most = PLACES_PER_CPU * cpus, MOST_PLACES_PER_CPU * cpus
+        self._least, self._most = PLACES_PER_CPU * cpus, MOST_PLACES_PER_CPU * cpus
+        self.stops = STOPS_PER_CPU * cpus
         self._look: tuple[float, float] | None = None
         self.now = self._least
 
@@ -117,7 +120,7 @@ class Width:
             return
         share = (idle - before[1]) / ((now - before[0]) * self._cpus)
         if share > IDLE:
-            self.now = min(self.most, self.now + 1)
+            self.now = min(self._most, self.now + 1)
         elif share < BUSY:
             self.now = max(self._least, self.now - 1)
 
@@ -179,7 +182,7 @@ class Pacer:
         return self._stops if rank is Rank.STOP else self._starts
 
     def _has_room(self, line: _Line) -> bool:
-        return len(line.held) < (self._width.most if line is self._stops else self._width.now)
+        return len(line.held) < (self._width.stops if line is self._stops else self._width.now)
 
     async def _wait(self, call: _Call) -> None:
         loop = asyncio.get_running_loop()

@@ -11,7 +11,7 @@ from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.recorder import LifeRecorder, Outcome, Step
-from pykubelet.runtime.pacing import OLDEST_EVERY, Pacer, Rank, Width
+from pykubelet.runtime.pacing import OLDEST_EVERY, STOPS_PER_CPU, Pacer, Rank, Width
 from tests.builders import a_context
 
 
@@ -166,8 +166,9 @@ async def test_a_pod_that_ran_before_uses_the_place_kept_for_its_container() -> 
 async def test_starts_and_stops_do_not_wait_for_each_other() -> None:
     bench = Bench()
     starts = [bench.call(f"start{n}", Rank.NEW) for n in range(2)]
-    await bench.all(*starts, *(bench.call(f"stop{n}", Rank.STOP) for n in range(8)), bench.call("last", Rank.STOP))
-    assert {bench.at[f"stop{n}"] for n in range(8)} == {0.0}
+    stops = [bench.call(f"stop{n}", Rank.STOP) for n in range(STOPS_PER_CPU)]
+    await bench.all(*starts, *stops, bench.call("last", Rank.STOP))
+    assert {bench.at[f"stop{n}"] for n in range(STOPS_PER_CPU)} == {0.0}
     assert bench.at["last"] == pytest.approx(0.5), "a stop holds its place for a moment only"
 
 
