@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -62,8 +63,10 @@ def mounts_below(root: Path) -> list[str]:
 def left_behind(node: Joined, driver: BedDriver) -> list[str]:
     root = node.agent.root
     home = root / "plugins" / "kubernetes.io" / "csi"
-    files = [str(path) for path in home.rglob("*") if not path.is_dir()]
-    staging = [str(path) for path in home.rglob("globalmount")]
+    files, staging = [], []
+    for folder, folders, names in os.walk(home):  # unlike rglob it does not mind what goes meanwhile
+        files += [os.path.join(folder, name) for name in names]
+        staging += [os.path.join(folder, name) for name in folders if name == "globalmount"]
     pods = [str(path) for path in root.glob("pods/*/volumes/kubernetes.io~csi/*")]
     return mounts_below(root) + files + staging + pods + driver.loop_devices()
 
