@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from pykubelet.clients.http.http1 import ResponseReader, error_text
 from pykubelet.clients.http.port import ConnectProblem, HealthProblem
-from pykubelet.clients.http.wires import dial, open_wire, unverified, verified
+from pykubelet.clients.http.wires import THIS_MACHINE, dial, open_wire, unverified, verified
 from pykubelet.kit.names import NameLookups
 from pykubelet.kit.text import shortened
 from pykubelet.model.http import (
@@ -89,6 +89,7 @@ async def _ask(channel: grpc.aio.Channel, service: str, left: float, timeout: in
 
 
 def _target(host: str, port: int) -> str:
+    host = host or THIS_MACHINE
     return f"ipv6:{join_host_port(host, port)}" if ":" in host else f"dns:///{join_host_port(host, port)}"
 
 

@@ -38,6 +38,10 @@ class Wire(Protocol):
     def close(self) -> None: ...
 
 
+THIS_MACHINE = "127.0.0.1"
+"""What no host at all means, as in Go: the probes of a pod on the host's network, on a node without an API server."""
+
+
 async def dial(host: str, port: int, lookups: NameLookups) -> socket.socket:
     """A connected socket. Raises ConnectProblem in Go's words; takes as long as the caller's timeout allows."""
     problem: Exception | None = None
@@ -58,6 +62,7 @@ async def dial(host: str, port: int, lookups: NameLookups) -> socket.socket:
 
 
 async def _addresses(host: str, port: int, lookups: NameLookups) -> list[tuple[int, Any]]:
+    host = host or THIS_MACHINE
     for family in (socket.AF_INET6, socket.AF_INET) if ":" in host else (socket.AF_INET,):
         try:
             socket.inet_pton(family, host)

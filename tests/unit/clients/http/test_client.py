@@ -183,6 +183,14 @@ async def test_a_closed_port() -> None:
 
 
 @pytest.mark.real_loop
+async def test_no_host_is_this_machine() -> None:
+    async with serving(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") as server:
+        port = server.request("/a").port
+        await CALLS.connect("", port, timeout=5)
+        assert (await CALLS.get(a_request(host="", port=port), timeout=5, max_body=100)).status == 200
+
+
+@pytest.mark.real_loop
 async def test_a_full_listen_queue_is_a_timeout() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))

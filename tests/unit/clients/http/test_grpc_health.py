@@ -69,10 +69,11 @@ async def health_server(*handlers: grpc.GenericRpcHandler) -> AsyncIterator[int]
 
 
 @pytest.mark.real_loop
-async def test_serving_is_success() -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", ""])
+async def test_serving_is_success(host: str) -> None:
     handler = Health(1)
     async with health_server(handler) as port:
-        await check_health("127.0.0.1", port, "db", timeout=5)
+        await check_health(host, port, "db", timeout=5)
     assert handler.requested == [b"\x0a\x02db"]
     assert handler.agents[0].startswith("kube-probe/1.36 ")
 
