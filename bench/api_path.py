@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure import stamp_ns
-from bench.report import DOCUMENT, commit, containerd_version, machine, update_document
+from bench.report import DOCUMENT, commit, containerd_version, described, machine, update_document
 from tests.bed.agent import BedAgent, remove_pods
 from tests.bed.cgroups import CgroupTree
 from tests.bed.cluster import Cluster, running_cluster
@@ -334,8 +334,8 @@ def table(report: Mapping[str, Any]) -> str:
     where, found, requests = report["machine"], report["samples"], report["requests"]
     count = len(found["go"]["plain"])
     lines = [
-        f"{where['date']}, commit {report['commit']}: {where['cpus']} × {where['cpu']}, {where['memory']}, Linux "
-        f"{where['kernel']}, containerd {where['containerd']}, load before the run {where['load']}; "
+        f"{where['date']}, commit {report['commit']}: {described(where)}, "
+        f"load before the run {where['load']}; "
         f"{report['rounds']} rounds, {count} pods of each shape for each agent. "
         "Milliseconds: median (10th to 90th percentile).",
         "",

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.report import DOCUMENT, RESULTS, commit, containerd_version, machine, update_document
+from bench.report import DOCUMENT, RESULTS, commit, containerd_version, described, machine, update_document
 from tests.bed.cluster import Cluster, running_cluster
 from tests.bed.parts import scratch_folder
 from tests.bed.runtime import BedContainerd, running_containerd
@@ -177,8 +177,8 @@ def table(kept: Mapping[str, Any]) -> str:
     """What was kept, for people."""
     where, found = kept["machine"], kept["samples"]
     lines = [
-        f"{where['date']}, commit {kept['commit']}: {where['cpus']} × {where['cpu']}, {where['memory']}, Linux "
-        f"{where['kernel']}, containerd {where['containerd']}, load before the run {where['load']}; "
+        f"{where['date']}, commit {kept['commit']}: {described(where)}, "
+        f"load before the run {where['load']}; "
         f"{len(found['pykubelet']['shown'])} evictions by each agent. Median (least to most).",
         "",
         "| figure | Go kubelet 1.36.4 | pykubelet | budget |",

@@ -224,8 +224,7 @@ def main() -> int:
 
 def markdown(rows: list[report.Row], where: dict[str, Any]) -> str:
     lines = [
-        f"{where['date']}: {where['pods']} pods on {where['cpus']} × {where['cpu']}, {where['memory']}, "
-        f"Linux {where['kernel']}, containerd {where['containerd']}, Python {where['python']}. "
+        f"{where['date']}: {where['pods']} pods on {report.described(where)}, Python {where['python']}. "
         f"Commit {where['commit']}.",
         "",
         "| figure | Go kubelet 1.36.4 | pykubelet | budget | |",

@@ -165,6 +165,14 @@ def machine(containerd: str) -> dict[str, Any]:
     }
 
 
+def described(where: Mapping[str, Any]) -> str:
+    """The machine, for the line above a table."""
+    return (
+        f"{where['cpus']} × {where['cpu']}, {where['memory']}, Linux {where['kernel']}, "
+        f"containerd {where['containerd']}"
+    )
+
+
 def commit(checkout: Path | None = None) -> str:
     """The checkout that is measured, this one unless it is given, and whether it has changes."""
     git = ["git", "-C", str(checkout or HERE)]
@@ -190,8 +198,7 @@ def write_json(results: Mapping[str, Figures], where: Mapping[str, Any], rows: l
 
 def markdown(rows: list[Row], where: Mapping[str, Any]) -> str:
     lines = [
-        f"{where['date']}: {where['cpus']} × {where['cpu']}, {where['memory']}, Linux {where['kernel']}, "
-        f"containerd {where['containerd']}, Python {where['python']}, load before the run {where['load']}, "
+        f"{where['date']}: {described(where)}, Python {where['python']}, load before the run {where['load']}, "
         f"pods with {where['volumes']}, {where['rounds']} rounds; bare CRI with {_widths(where.get('floor'))}. "
         f"Commit {where['commit']}.",
         "",

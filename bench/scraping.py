@@ -24,7 +24,7 @@ from typing import Any
 
 from bench.measure import TookTooLong, until
 from bench.pods import STAY, Shape
-from bench.report import DOCUMENT, RESULTS, commit, containerd_version, machine, update_document
+from bench.report import DOCUMENT, RESULTS, commit, containerd_version, described, machine, percent, update_document
 from bench.scenario import BURST, RESIDENTS
 from bench.stage import Stage, open_stage
 from bench.subjects import Agent, go_kubelet, pykubelet
@@ -170,10 +170,6 @@ def milliseconds(value: float) -> str:
     return f"{value * 1e3:.1f} ms"
 
 
-def percent(value: float) -> str:
-    return f"{value * 1e2:.2f} %"
-
-
 def kilobytes(value: float) -> str:
     return f"{value / 1e3:.0f} kB"
 
@@ -203,9 +199,9 @@ def table(report: Mapping[str, Any]) -> str:
     """The figures for people."""
     where, found = report["machine"], report["samples"]
     lines = [
-        f"{where['date']}, commit {report['commit']}: {where['cpus']} × {where['cpu']}, {where['memory']}, Linux "
-        f"{where['kernel']}, containerd {where['containerd']}, Python {where['python']}, load before the run "
-        f"{where['load']}; {report['rounds']} rounds. Median (least to most).",
+        f"{where['date']}, commit {report['commit']}: {described(where)}, "
+        f"Python {where['python']}, load before the run {where['load']}; {report['rounds']} rounds. "
+        "Median (least to most).",
         "",
         "| figure | Go kubelet 1.36.4 | pykubelet | ratio | goal |",
         "|---|---|---|---|---|",

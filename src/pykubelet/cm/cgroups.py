@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
@@ -246,7 +247,7 @@ def _qos_reserve(settings: Settings) -> int:
 LOOK_EVERY = 60.0
 
 
-class _KeptGroup:
+class _KeptGroup(ABC):
     """A group that processes are moved into, now and again; what keeps them out is logged once."""
 
     name = ""
@@ -269,9 +270,9 @@ class _KeptGroup:
             logged = problem
             await self._clock.sleep(LOOK_EVERY)
 
+    @abstractmethod
     def ensure(self) -> str:
         """Why the last of them could not be moved; empty when all were."""
-        raise NotImplementedError
 
 
 class OwnGroup(_KeptGroup):

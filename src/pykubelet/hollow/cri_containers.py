@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
+from pykubelet.clients.cri.convert import linux_resources, mount_record
 from pykubelet.hollow.cri_logs import close_log, open_log, write_log
 from pykubelet.hollow.cri_sandboxes import MemorySandboxes
 from pykubelet.hollow.cri_values import (
@@ -26,12 +27,10 @@ from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import CallTimedOut, CriError, CriNotFound, ExecTimedOut, RuntimeDown, Unimplemented
 from pykubelet.model.runtime_status import (
     ContainerRecord,
-    ContainerResources,
     ContainerState,
     ContainerStatus,
     EventKind,
     ExecResult,
-    MountRecord,
     SandboxState,
 )
 from pykubelet.wire import cri_pb2
@@ -435,34 +434,14 @@ class MemoryContainers(MemorySandboxes):
             message=c.message,
             labels=dict(c.config.labels),
             annotations=dict(c.config.annotations),
-            mounts=tuple(
-                MountRecord(
-                    container_path=m.container_path, host_path=m.host_path, readonly=m.readonly, image=m.image.image
-                )
-                for m in c.config.mounts
-            ),
+            mounts=tuple(mount_record(mount) for mount in c.config.mounts),
             log_path=c.log_path,
-            resources=_resources(c.resources),
+            resources=linux_resources(c.resources) if c.resources is not None else None,
         )
 
     def _open_log(self, container: MemoryContainer) -> None:
         if self.write_logs:
             open_log(container)
-
-
-def _resources(linux: cri_pb2.LinuxContainerResources | None) -> ContainerResources | None:
-    if linux is None:
-        return None
-    return ContainerResources(
-        cpu_shares=linux.cpu_shares or None,
-        cpu_quota=linux.cpu_quota or None,
-        cpu_period=linux.cpu_period or None,
-        memory_limit_bytes=linux.memory_limit_in_bytes or None,
-        memory_swap_limit_bytes=linux.memory_swap_limit_in_bytes or None,
-        cpuset_cpus=linux.cpuset_cpus,
-        cpuset_mems=linux.cpuset_mems,
-        unified=dict(linux.unified),
-    )
 
 
 def _record(c: MemoryContainer) -> ContainerRecord:

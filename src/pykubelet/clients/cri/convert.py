@@ -146,15 +146,15 @@ def container_status(item: cri_pb2.ContainerStatus) -> ContainerStatus:
         message=item.message,
         labels=_labels(item.labels),
         annotations=_labels(item.annotations),
-        mounts=tuple(_mount(mount) for mount in item.mounts),
+        mounts=tuple(mount_record(mount) for mount in item.mounts),
         log_path=item.log_path,
-        resources=_resources(item),
+        resources=linux_resources(item.resources.linux) if _has_resources(item) else None,
         user=_user(item),
         stop_signal=cri_pb2.Signal.Name(item.stop_signal) if item.stop_signal else "",
     )
 
 
-def _mount(mount: cri_pb2.Mount) -> MountRecord:
+def mount_record(mount: cri_pb2.Mount) -> MountRecord:
     return MountRecord(
         container_path=mount.container_path,
         host_path=mount.host_path,
@@ -163,11 +163,12 @@ def _mount(mount: cri_pb2.Mount) -> MountRecord:
     )
 
 
-def _resources(item: cri_pb2.ContainerStatus) -> ContainerResources | None:
+def _has_resources(item: cri_pb2.ContainerStatus) -> bool:
+    return item.HasField("resources") and item.resources.HasField("linux")
+
+
+def linux_resources(linux: cri_pb2.LinuxContainerResources) -> ContainerResources:
     """A figure of 0 counts as not reported: no limit of this kind can be 0 on Linux."""
-    if not item.HasField("resources") or not item.resources.HasField("linux"):
-        return None
-    linux = item.resources.linux
     return ContainerResources(
         cpu_shares=linux.cpu_shares or None,
         cpu_quota=linux.cpu_quota or None,
